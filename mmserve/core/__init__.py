@@ -1,0 +1,1 @@
+"""Shared words of every part: messages, errors, configuration, digests, the device protocol. No torch."""

@@ -1,0 +1,209 @@
+"""The one configuration tree: validated once at the door, frozen after, shown by ``mmserve doctor``.
+
+Every field is made by ``option``, which carries its line of documentation and what is allowed. The
+command line is generated from the tree (``add_arguments`` / ``from_arguments``), so that an option
+cannot exist without being checked and documented.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, get_args, get_type_hints
+
+from mmserve.core.errors import ConfigError
+
+BUNDLED_MODEL = "mmserve/tiny-vl"
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[Any, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """A field of the tree: its default, one line of documentation, and what is allowed."""
+    return field(default=default, metadata={"doc": doc, "choices": choices, "low": low, "high": high})
+
+
+class Section:
+    """Base of the tree's sections; checks every field when it is made."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for f in fields(self):  # type: ignore[arg-type]
+            _check(f, hints[f.name], getattr(self, f.name))
+
+
+@dataclass(frozen=True)
+class ModelOptions(Section):
+    model: str = option(BUNDLED_MODEL, "model folder or hub name; the bundled tiny-vl if none is named")
+    revision: str | None = option(None, "hub revision (branch, tag or commit)")
+    served_model_name: str | None = option(
+        None, "name shown by /v1/models; the model's own name if not given"
+    )
+    dtype: str = option("auto", "weights and activations", choices=("auto", "bfloat16", "float32"))
+    load_format: str = option(
+        "auto", "dummy makes random weights of the real shape", choices=("auto", "dummy")
+    )
+    device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
+    max_model_len: int | None = option(None, "longest prompt plus answer, in tokens", low=16)
+
+
+@dataclass(frozen=True)
+class CacheOptions(Section):
+    page_size: int = option(16, "tokens of a KV page", low=1, high=256)
+    kv_cache_mib: int = option(1024, "size of the KV pool in MiB", low=1)
+    encoder_cache_mib: int = option(256, "size of the pool of encoded pictures in MiB", low=1)
+
+
+@dataclass(frozen=True)
+class SchedulerOptions(Section):
+    max_running: int = option(64, "requests in one batch", low=1, high=4096)
+    max_waiting: int = option(512, "requests queued before new ones are refused with 503", low=1)
+    step_tokens: int = option(512, "token budget of one step: decodes first, then prefill chunks", low=1)
+    encoder_tokens: int = option(
+        4096, "vision tokens encoded in one batch (one larger item runs alone)", low=1
+    )
+
+
+@dataclass(frozen=True)
+class RunnerOptions(Section):
+    attention_backend: str = option("auto", "attention over the paged KV cache", choices=("auto", "torch"))
+    linear_backend: str = option(
+        "auto",
+        "onednn prepacks bf16 weights on a CPU; plain is the reference",
+        choices=("auto", "onednn", "plain"),
+    )
+    threads: int | None = option(None, "CPU threads of the model; all cores if not given", low=1)
+
+
+@dataclass(frozen=True)
+class MediaOptions(Section):
+    workers: int = option(2, "preprocessing workers", low=1, high=256)
+    max_image_bytes: int = option(64 << 20, "largest encoded picture in bytes", low=1)
+    max_image_pixels: int = option(100_000_000, "largest picture in pixels, checked before decoding", low=1)
+    max_video_bytes: int = option(512 << 20, "largest encoded clip in bytes", low=1)
+    max_video_frames: int = option(768, "most frames taken from one clip", low=1)
+    max_items: int = option(64, "pictures and clips in one request", low=1)
+    background: str = option("white", "colour under transparent pixels: a name or #rrggbb")
+    fetch_urls: bool = option(True, "fetch http(s) media URLs (public addresses only)")
+    fetch_timeout_s: float = option(20.0, "seconds for one media URL", low=0.1)
+    allow_private_urls: bool = option(False, "also fetch from private and loopback addresses")
+    media_root: str | None = option(None, "folder under which file:// URLs may be read; none if not given")
+
+
+@dataclass(frozen=True)
+class ServerOptions(Section):
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
+    api_key: str | None = option(None, "clients must send it as a bearer token")
+    max_request_bytes: int = option(256 << 20, "largest request body in bytes", low=1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole tree. ``Config.of(model="...", port=8080)`` sets fields by their unique names."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    runner: RunnerOptions = field(default_factory=RunnerOptions)
+    media: MediaOptions = field(default_factory=MediaOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+
+    @classmethod
+    def of(cls, **values: Any) -> "Config":
+        """A tree with ``values`` set, each name looked up in all sections; ConfigError for an unknown one."""
+        homes = {f.name: section for section, f in options()}
+        unknown = sorted(set(values) - set(homes))
+        if unknown:
+            raise ConfigError(
+                f"unknown option {unknown[0]!r}; known: {', '.join(sorted(homes))}", param=unknown[0]
+            )
+        kinds = get_type_hints(cls)
+        return cls(
+            **{
+                name: kind(**{k: v for k, v in values.items() if homes[k] == name})
+                for name, kind in kinds.items()
+            }
+        )
+
+    def flat(self) -> dict[str, dict[str, Any]]:
+        """``{section: {field: value}}`` for printing; the API key is masked."""
+        tree = {
+            f.name: {g.name: getattr(getattr(self, f.name), g.name) for g in fields(getattr(self, f.name))}
+            for f in fields(self)
+        }
+        if tree["server"]["api_key"]:
+            tree["server"]["api_key"] = "***"
+        return tree
+
+
+def options() -> Iterator[tuple[str, Field[Any]]]:
+    """Every (section name, field) of the tree."""
+    for name, kind in get_type_hints(Config).items():
+        for f in fields(kind):
+            yield name, f
+
+
+def add_arguments(parser: argparse.ArgumentParser, *sections: str, skip: tuple[str, ...] = ()) -> None:
+    """Add ``--kebab-case`` flags for the fields of ``sections`` to ``parser``, with their documentation."""
+    hints = {name: get_type_hints(kind) for name, kind in get_type_hints(Config).items()}
+    groups = {name: parser.add_argument_group(name) for name in sections}
+    for section, f in options():
+        if section not in groups or f.name in skip:
+            continue
+        meta = f.metadata
+        kind = next(
+            t for t in (*get_args(hints[section][f.name]), hints[section][f.name]) if isinstance(t, type)
+        )
+        flag = "--" + f.name.replace("_", "-")
+        note = f"{meta['doc']} (default: {f.default})"
+        if kind is bool:
+            groups[section].add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=meta["doc"]
+            )
+        else:
+            groups[section].add_argument(
+                flag,
+                type=kind,
+                choices=meta["choices"],
+                default=argparse.SUPPRESS,
+                help=note,
+                metavar=_metavar(meta),
+            )
+
+
+def from_arguments(args: argparse.Namespace) -> Config:
+    """The tree from parsed flags; attributes that are no option of the tree are left out."""
+    names = {f.name for _, f in options()}
+    return Config.of(**{k: v for k, v in vars(args).items() if k in names})
+
+
+def _metavar(meta: Any) -> str | None:
+    return None if meta["choices"] else "VALUE"
+
+
+def _check(f: Field[Any], hint: Any, value: Any) -> None:
+    allowed = tuple(float if t is float else t for t in (get_args(hint) or (hint,)))
+    if float in allowed:
+        allowed = (*allowed, int)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise ConfigError(f"{f.name} must be {_names(allowed)}, not {value!r}", param=f.name)
+    if value is None or f.default is MISSING:
+        return
+    meta = f.metadata
+    if meta["choices"] and value not in meta["choices"]:
+        raise ConfigError(
+            f"{f.name} must be one of {', '.join(meta['choices'])}, not {value!r}", param=f.name
+        )
+    if meta["low"] is not None and value < meta["low"]:
+        raise ConfigError(f"{f.name} must be at least {meta['low']}, not {value}", param=f.name)
+    if meta["high"] is not None and value > meta["high"]:
+        raise ConfigError(f"{f.name} must be at most {meta['high']}, not {value}", param=f.name)
+
+
+def _names(kinds: tuple[Any, ...]) -> str:
+    return " or ".join("none" if k is type(None) else k.__name__ for k in kinds)

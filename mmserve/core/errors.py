@@ -1,0 +1,100 @@
+"""Errors that a caller can read. Each has the OpenAI shape: type, code, param, message."""
+
+from typing import Any
+
+
+class MMServeError(Exception):
+    """Base of every error that mmserve raises on purpose.
+
+    ``message`` says what was wrong and what is allowed. ``param`` names the offending field as the
+    caller wrote it, e.g. ``messages[1].content[0].image_url``. ``status`` is the HTTP status.
+    """
+
+    status = 500
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body of an error answer, ``{"error": {...}}``."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+class InvalidRequest(MMServeError):
+    """The request itself is wrong; sending it again will fail again."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class MediaError(InvalidRequest):
+    """A picture or clip could not be fetched or read, or is beyond a limit."""
+
+    code = "invalid_media"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt plus requested tokens exceed what the model or the KV pool can hold."""
+
+    code = "context_length_exceeded"
+
+
+class PayloadTooLarge(InvalidRequest):
+    status = 413
+    code = "payload_too_large"
+
+
+class Unauthorized(MMServeError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(MMServeError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MediaTimeout(MMServeError):
+    """A media URL did not answer in time."""
+
+    status = 504
+    type = "server_error"
+    code = "media_timeout"
+
+
+class Overloaded(MMServeError):
+    """The bounded queue is full; the caller may try again later."""
+
+    status = 503
+    type = "server_error"
+    code = "overloaded"
+
+
+class EngineDead(MMServeError):
+    """The engine loop ended with an error; nothing can be answered any more."""
+
+    status = 503
+    type = "server_error"
+    code = "engine_dead"
+
+
+class ConfigError(MMServeError):
+    """An option is unknown, out of range or contradicts another."""
+
+    code = "invalid_config"
+
+
+class ModelLoadError(MMServeError):
+    """A model folder is missing, incomplete or of an unsupported kind."""
+
+    code = "model_load_failed"

@@ -1,0 +1,205 @@
+"""What the parts say to each other, from the caller's words to the engine's tokens and back.
+
+    ChatInput ──preprocess──▶ PreparedRequest ──engine──▶ TokenOutput ──detokenizer──▶ TextOutput
+
+Arrays are numpy; nothing here knows torch, HTTP or a file format.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+from msgspec import Struct
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+# ---------------------------------------------------------------- the caller's words
+
+
+class TextPart(Struct, frozen=True, tag="text"):
+    """Literal text: reserved tokens inside it stay text and cannot bind to media."""
+
+    text: str
+
+
+class ImagePart(Struct, frozen=True, tag="image"):
+    """A picture, either encoded (``data``: a JPEG, PNG, ... file) or decoded (``pixels``: uint8 RGB [H, W, 3]).
+
+    ``param`` is where it stood in the caller's request, for error messages.
+    """
+
+    data: bytes | None = None
+    pixels: np.ndarray | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    param: str | None = None
+
+
+class VideoPart(Struct, frozen=True, tag="video"):
+    """A clip: an encoded file, or uint8 RGB frames ``[F, H, W, 3]`` with their ``timestamps`` in seconds."""
+
+    data: bytes | None = None
+    frames: np.ndarray | None = None
+    timestamps: tuple[float, ...] | None = None
+    fps: float | None = None
+    num_frames: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    param: str | None = None
+
+
+Part = TextPart | ImagePart | VideoPart
+
+
+class Message(Struct, frozen=True):
+    """One turn of a conversation. The order of the parts is their order in the prompt."""
+
+    role: str
+    content: tuple[Part, ...]
+    extra: dict[str, Any] = {}
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True):
+    """How the next token is chosen and when a request ends. ``temperature`` 0 is greedy.
+
+    ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. ``logprobs`` is None (off) or the number of
+    alternatives to report beside the chosen token. ``max_tokens`` None means up to the context's end.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class ChatInput(Struct, frozen=True, kw_only=True):
+    """A request before preprocessing. ``template_kwargs`` go to the model's own chat template."""
+
+    request_id: str
+    messages: tuple[Message, ...]
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    add_generation_prompt: bool = True
+    template_kwargs: dict[str, Any] = {}
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str | None = None
+
+
+# ---------------------------------------------------------------- the engine's input
+
+
+class VisionItem(Struct, frozen=True, kw_only=True):
+    """One temporal patch: a still image, or two consecutive frames of a clip (DESIGN section 2).
+
+    ``pixels`` is uint8 RGB after the resize, ``[frames, H, W, 3]`` with frames 1 (a still, which the
+    encoder counts twice) or 2. ``grid`` is (H / patch, W / patch). ``span`` is the half-open range of
+    its tokens in the prompt. ``digest`` is 32 bytes over the pixels and every option that matters.
+    """
+
+    digest: bytes
+    kind: Literal["image", "video"]
+    grid: tuple[int, int]
+    span: tuple[int, int]
+    pixels: np.ndarray | None
+    timestamp: float | None = None
+
+
+class PreparedRequest(Struct, frozen=True, kw_only=True):
+    """All that the engine needs. ``token_ids`` int32 [N], ``radix_keys`` int64 [N], ``positions`` int32 [3, N].
+
+    ``radix_keys`` equals ``token_ids`` except under an item, where it is derived from the digest.
+    The position of generated token number g (from 0) is ``N + g + position_delta`` on all three axes.
+    """
+
+    request_id: str
+    token_ids: np.ndarray
+    radix_keys: np.ndarray
+    positions: np.ndarray
+    position_delta: int
+    items: tuple[VisionItem, ...]
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str | None = None
+    adapter: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+# ---------------------------------------------------------------- the engine's output
+
+
+class TokenLogprob(Struct, frozen=True):
+    """Log-probability of a chosen token, and of the most likely alternatives as (token, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Timings(Struct, frozen=True):
+    """Monotonic seconds (``time.monotonic``) of a request's life in the engine; None until it happened."""
+
+    arrived: float
+    scheduled: float | None = None
+    encoded: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+class TokenOutput(Struct, frozen=True, kw_only=True):
+    """New tokens of one request after one step. Exactly one output per request has a ``finish_reason``."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    timings: Timings | None = None
+
+
+class Usage(Struct, frozen=True):
+    """Token counts of one request so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    image_tokens: int = 0
+    video_tokens: int = 0
+
+
+class TextLogprob(Struct, frozen=True):
+    """A ``TokenLogprob`` with the tokens as bytes, as the OpenAI answer shows them."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+class TextOutput(Struct, frozen=True, kw_only=True):
+    """New text of one request: whole characters only, and never a part of a stop string."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TextLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    usage: Usage = Usage()
+    timings: Timings | None = None
