@@ -23,7 +23,7 @@ class TextPart(Struct, frozen=True, tag="text"):
 
 
 class ImagePart(Struct, frozen=True, tag="image"):
-    """A picture, either encoded (``data``: a JPEG, PNG, ... file) or decoded (``pixels``: uint8 RGB [H, W, 3]).
+    """A picture: an encoded file in ``data`` (JPEG, PNG, ...), or uint8 RGB ``pixels`` [H, W, 3].
 
     ``param`` is where it stood in the caller's request, for error messages.
     """
@@ -116,7 +116,7 @@ class VisionItem(Struct, frozen=True, kw_only=True):
 
 
 class PreparedRequest(Struct, frozen=True, kw_only=True):
-    """All that the engine needs. ``token_ids`` int32 [N], ``radix_keys`` int64 [N], ``positions`` int32 [3, N].
+    """What the engine needs: ``token_ids`` int32 [N], ``radix_keys`` int64 [N], ``positions`` int32 [3, N].
 
     ``radix_keys`` equals ``token_ids`` except under an item, where it is derived from the digest.
     The position of generated token number g (from 0) is ``N + g + position_delta`` on all three axes.

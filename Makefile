@@ -1,0 +1,57 @@
+# Two commands are all the set-up there is: `make demo` and `make test`.
+# Both make .venv/ first, once; a stamp file keeps later runs quick.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CONSTRAINTS := .ci/constraints.txt
+TORCH := $(shell grep '^torch==' $(CONSTRAINTS))
+# Where no NVIDIA driver is present the CPU build is enough. Set TORCH_INDEX to the address of
+# PyTorch's CPU wheels if the default index of this machine serves CUDA builds.
+TORCH_INDEX ?=
+TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
+EXTRAS := dev$(if $(wildcard /proc/driver/nvidia/version),$(comma)gpu,)
+comma := ,
+
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: setup demo test lint typecheck gpu-check clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mmserve needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH_FLAGS) $(TORCH)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$(EXTRAS)]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/mmserve demo
+
+test: lint typecheck
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+
+# A type checker does not follow the package mapping of pyproject.toml: give it a tree of links.
+TREE := .mypy_tree
+$(TREE)/.made: Makefile
+	rm -rf $(TREE) && mkdir -p $(TREE)/mmserve
+	cd $(TREE)/mmserve && for f in ../../mmserve/*; do ln -s "$$f" .; done
+	cd $(TREE)/mmserve && for d in preprocess encoders engine models demos; do ln -s ../../$$d $$d; done
+	touch $@
+
+STRICT := mmserve.core mmserve.preprocess mmserve.engine.scheduler mmserve.engine.kv
+typecheck: $(STAMP) $(TREE)/.made
+	cd $(TREE) && ../$(BIN)/mypy --config-file ../pyproject.toml --strict $(STRICT:%=-p %)
+	cd $(TREE) && ../$(BIN)/mypy --config-file ../pyproject.toml -p mmserve
+
+gpu-check: $(STAMP)
+	$(BIN)/python -m pytest -m gpu tests/gpu
+
+clean:
+	rm -rf $(VENV) $(TREE) build *.egg-info

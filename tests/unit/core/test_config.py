@@ -1,0 +1,59 @@
+import argparse
+
+import pytest
+
+from mmserve.core.config import BUNDLED_MODEL, Config, MediaOptions, add_arguments, from_arguments, options
+from mmserve.core.errors import ConfigError
+
+
+def parsed(*flags: str) -> Config:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser, "model", "cache", "scheduler", "runner", "media", "server")
+    return from_arguments(parser.parse_args(flags))
+
+
+def test_default_tree_is_valid_and_names_the_bundled_model() -> None:
+    assert Config().model.model == BUNDLED_MODEL
+
+
+def test_values_find_their_section() -> None:
+    config = Config.of(port=0, page_size=1, dtype="float32")
+    assert (config.server.port, config.cache.page_size, config.model.dtype) == (0, 1, "float32")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"port": 99999}, "port must be at most 65535, not 99999"),
+        ({"dtype": "fp8"}, "dtype must be one of auto, bfloat16, float32, not 'fp8'"),
+        ({"max_running": 0}, "max_running must be at least 1, not 0"),
+        ({"max_running": True}, "max_running must be int, not True"),
+        ({"max_model_len": "many"}, "max_model_len must be int or none, not 'many'"),
+        ({"prot": 1}, "unknown option 'prot'"),
+    ],
+)
+def test_wrong_value_names_field_value_and_what_is_allowed(values: dict, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.of(**values)
+    assert words in str(caught.value)
+    assert caught.value.param == next(iter(values))
+
+
+def test_flags_are_made_from_the_tree() -> None:
+    config = parsed("--port", "0", "--no-fetch-urls", "--fetch-timeout-s", "2", "--max-model-len", "128")
+    assert config.server.port == 0
+    assert config.media == MediaOptions(fetch_urls=False, fetch_timeout_s=2.0)
+    assert config.model.max_model_len == 128
+
+
+def test_every_field_is_documented_and_named_once() -> None:
+    names = [f.name for _, f in options()]
+    assert len(names) == len(set(names))
+    assert all(f.metadata["doc"] for _, f in options())
+
+
+def test_tree_is_frozen_and_masks_the_api_key() -> None:
+    config = Config.of(api_key="secret")
+    with pytest.raises(AttributeError):
+        config.server.port = 1  # type: ignore[misc]
+    assert "secret" not in str(config.flat())
