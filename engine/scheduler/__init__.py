@@ -1,0 +1,1 @@
+"""Which tokens are computed next, and for whom. Runs without torch."""

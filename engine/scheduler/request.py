@@ -1,0 +1,141 @@
+"""One request inside the engine, and what a step does with it."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from mmserve.core.messages import FinishReason, PreparedRequest, Timings, VisionItem
+from mmserve.engine.kv.page_table import PageTable
+
+
+class Status(Enum):
+    WAITING = "waiting"  # holds nothing
+    RUNNING = "running"  # holds pages, and features of items that are encoded and not yet computed
+    FINISHED = "finished"  # holds nothing, and is in no queue
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request's tokens and how far they have come.
+
+        0          computed_len      ready_len        num_tokens     capacity
+        |-- in the pool --|-- may be computed --|-- waits for --|-- to be generated --|
+                                                   an item
+
+    ``token_ids`` holds the prompt and then what was generated. ``items[items_passed:items_held]`` are
+    pinned in the encoder pool: encoded, and not computed whole yet. Preemption frees pages and pins
+    and starts again at 0 with all tokens known.
+    """
+
+    prepared: PreparedRequest
+    arrival: int
+    max_tokens: int
+    stop_ids: frozenset[int]
+    table: PageTable
+    token_ids: npt.NDArray[np.int32] = field(init=False)
+    num_tokens: int = field(init=False)
+    prompt_len: int = field(init=False)
+    seed: int = 0
+    computed_len: int = 0
+    ready_len: int = 0
+    items_passed: int = 0
+    items_held: int = 0
+    preemptions: int = 0
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    scheduled: float | None = None
+    encoded: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_len = self.num_tokens = self.prepared.num_tokens
+        self.token_ids = np.empty(self.prompt_len + self.max_tokens, dtype=np.int32)
+        self.token_ids[: self.prompt_len] = self.prepared.token_ids
+
+    @property
+    def request_id(self) -> str:
+        return self.prepared.request_id
+
+    @property
+    def items(self) -> tuple[VisionItem, ...]:
+        return self.prepared.items
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The order of service: lower ``priority`` first, then first come."""
+        return (self.prepared.priority, self.arrival)
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def decoding(self) -> bool:
+        """Only the newest token is left to compute."""
+        return self.computed_len == self.num_tokens - 1 and self.num_tokens > self.prompt_len
+
+    def append(self, token: int) -> None:
+        """Take a sampled token; afterwards ``finish_reason`` says whether it was the last one."""
+        self.token_ids[self.num_tokens] = token
+        self.num_tokens += 1
+        if token in self.stop_ids and self.num_generated > self.prepared.sampling.min_tokens:
+            self.finish_reason = "stop"
+        elif self.num_generated >= self.max_tokens:
+            self.finish_reason = "length"
+
+    def generated(self) -> npt.NDArray[np.int32]:
+        return self.token_ids[self.prompt_len : self.num_tokens]
+
+    def timings(self) -> Timings:
+        return Timings(self.arrived, self.scheduled, self.encoded, self.first_token, self.finished)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, stop) of ``request``, computed in one step; pages for them are held."""
+
+    request: Request
+    start: int
+    stop: int
+    samples: bool  # the last of all known tokens is among them, so the next one is sampled
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Batch:
+    """The chunks of one step, decodes first, and what is left of its token budget."""
+
+    def __init__(self, budget: int) -> None:
+        self.chunks: list[Chunk] = []
+        self.num_decodes = 0
+        self.room = budget
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self.chunks)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk) for chunk in self.chunks)
+
+    @property
+    def decode_only(self) -> bool:
+        return self.num_decodes == len(self.chunks)
+
+    def add(self, request: Request, stop: int) -> None:
+        """Tokens from where ``request`` stands up to ``stop``, if that is any."""
+        start = request.computed_len
+        if stop <= start:
+            return
+        self.chunks.append(Chunk(request, start, stop, stop == request.num_tokens))
+        self.num_decodes += request.decoding
+        self.room -= stop - start

@@ -1,0 +1,191 @@
+"""Which tokens of which requests the next step computes. No torch, no pictures: arithmetic on queues."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import pairwise
+
+from mmserve.core.config import SchedulerOptions
+from mmserve.core.errors import Overloaded
+from mmserve.core.messages import FinishReason, VisionItem
+from mmserve.engine.kv.pages import PageAllocator
+from mmserve.engine.scheduler.features import Features
+from mmserve.engine.scheduler.request import Batch, Request, Status
+
+HEADROOM_TOKENS = 32  # room that a new request leaves each running one to grow, lest it be preempted soon
+
+
+class Scheduler:
+    """Continuous batching: one token budget a step, served in the order of ``Request.rank``.
+
+    Pages: a request is admitted when pages for all its known tokens are free, and takes them at once,
+    so a prefill never stops for want of pages and tends to lie in one run. Only decodes ask for more;
+    when none is free, the last request in rank order gives up its own (preemption by recompute) and
+    waits again. The first in rank order can always go on, so everything finishes.
+    """
+
+    def __init__(self, options: SchedulerOptions, pages: PageAllocator, features: Features) -> None:
+        self.options = options
+        self.pages = pages
+        self.features = features
+        self.running: list[Request] = []  # in rank order
+        self.waiting: list[Request] = []  # in rank order
+        self.preemptions = 0
+
+    # ------------------------------------------------------------ the policy
+
+    def schedule(self) -> Batch:
+        """The next step: every decode, then chunks of prompts under way, then new requests."""
+        batch = Batch(self.options.step_tokens)
+        for request in self._decoding():
+            if batch.room and self._grow(request):
+                batch.add(request, request.num_tokens)
+        for request in self._prefilling():
+            if batch.room:
+                batch.add(request, self._chunk_stop(request, batch.room))
+        while batch.room and (admitted := self._admit()):
+            batch.add(admitted, self._chunk_stop(admitted, batch.room))
+        return batch
+
+    def _chunk_stop(self, request: Request, room: int) -> int:
+        """As far as the budget goes, and not into an item that is not encoded."""
+        self.features.claim(request)
+        return min(request.computed_len + room, request.ready_len)
+
+    def _grow(self, request: Request) -> bool:
+        """Hold pages for all tokens of ``request``, taken from the last in rank; False if that is itself."""
+        while request.status is Status.RUNNING and not self._take_pages(request):
+            self._preempt(self.running[-1])
+        return request.status is Status.RUNNING
+
+    def _admit(self) -> Request | None:
+        """Start the first waiting request if it fits and leaves the running ones room to grow."""
+        if not self.waiting or not self._fits(self.waiting[0]):
+            return None
+        request = self.waiting.pop(0)
+        self._take_pages(request)
+        request.status = Status.RUNNING
+        _insert(self.running, request)
+        return request
+
+    def _fits(self, request: Request) -> bool:
+        needed = request.table.pages_missing(request.num_tokens)
+        headroom = len(self.running) * -(-HEADROOM_TOKENS // request.table.page_size)
+        if not self.running:
+            return needed <= self.pages.free
+        return len(self.running) < self.options.max_running and needed + headroom <= self.pages.free
+
+    def _preempt(self, request: Request) -> None:
+        self._drop(request)
+        request.status = Status.WAITING
+        request.preemptions += 1
+        self.preemptions += 1
+        _insert(self.waiting, request)
+
+    def next_items(self, tokens: int) -> list[VisionItem]:
+        """Items that are not encoded, about ``tokens`` of vision tokens: those of running requests in rank
+        order, then those of requests that could be admitted now."""
+        wanted: list[VisionItem] = []
+        for request in self._soon():
+            for item in request.items[request.items_held :]:
+                if tokens <= 0:
+                    return wanted
+                if not self.features.encoded(item):
+                    wanted.append(item)
+                    tokens -= item.span[1] - item.span[0]
+        return wanted
+
+    # ------------------------------------------------------------ requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queue a new request; Overloaded when the queue is full."""
+        if len(self.waiting) >= self.options.max_waiting:
+            raise Overloaded(
+                f"{len(self.waiting)} requests are waiting, the most this server queues; try again later"
+            )
+        _insert(self.waiting, request)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Free all that ``request`` holds, whatever its state; once finished, it stays as it is."""
+        if request.status is Status.FINISHED:
+            return
+        if request.status is Status.RUNNING:
+            self._drop(request)
+        else:
+            _remove(self.waiting, request)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+
+    def advance(self, batch: Batch) -> None:
+        """The chunks of ``batch`` were computed. Requests that finished meanwhile are passed over."""
+        for chunk in batch:
+            if chunk.request.status is Status.RUNNING:
+                chunk.request.computed_len = chunk.stop
+                self.features.release_computed(chunk.request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def check_integrity(self) -> None:
+        """AssertionError unless every page is free or held by exactly one running request."""
+        self.pages.check_integrity()
+        held = [run for request in self.running for run in request.table.runs]
+        assert sum(stop - start for start, stop in held) == self.pages.in_use, "a page without an owner"
+        held.sort()
+        assert all(a[1] <= b[0] for a, b in pairwise(held)), "a page with two owners"
+        assert all(r.status is Status.RUNNING for r in self.running)
+        assert all(r.status is Status.WAITING for r in self.waiting)
+        assert not any(r.table.runs or r.items_held > r.items_passed for r in self.waiting), (
+            "a waiting one holds"
+        )
+        for queue in (self.running, self.waiting):
+            assert queue == sorted(queue, key=_rank), "a queue out of order"
+
+    # ------------------------------------------------------------ queues
+
+    def _decoding(self) -> Iterator[Request]:
+        """Running requests with one token to compute; those preempted on the way are left out."""
+        return (r for r in tuple(self.running) if r.decoding and r.status is Status.RUNNING)
+
+    def _prefilling(self) -> Iterator[Request]:
+        return (r for r in tuple(self.running) if not r.decoding)
+
+    def _soon(self) -> Iterator[Request]:
+        """Running requests and the waiting ones whose pages are free now."""
+        yield from self.running
+        free = self.pages.free
+        for request in self.waiting:
+            free -= request.table.pages_missing(request.num_tokens)
+            if free < 0:
+                return
+            yield request
+
+    # ------------------------------------------------------------ what a running request owns
+
+    def _take_pages(self, request: Request) -> bool:
+        table = request.table
+        if (missing := table.pages_missing(request.num_tokens)) <= 0:
+            return True
+        runs = self.pages.allocate(missing, table.last_page)
+        if runs is None:
+            return False
+        table.extend(runs)
+        return True
+
+    def _drop(self, request: Request) -> None:
+        _remove(self.running, request)
+        self.pages.release(request.table.clear())
+        self.features.release(request)
+        request.computed_len = 0
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank
+
+
+def _insert(queue: list[Request], request: Request) -> None:
+    insort(queue, request, key=_rank)
+
+
+def _remove(queue: list[Request], request: Request) -> None:
+    del queue[bisect_left(queue, request.rank, key=_rank)]
