@@ -1,0 +1,86 @@
+"""Which addresses a media URL may lead to."""
+
+import asyncio
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from mmserve.core.errors import MediaError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Globally routable by the registry, yet a cloud provider's metadata service answers there.
+METADATA = {ipaddress.ip_address("168.63.129.16")}
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one that anybody on the internet could have asked for.
+
+    IPv4 addresses inside IPv6 ones (mapped, 6to4, Teredo, NAT64) are looked at themselves.
+    """
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = _embedded(address)
+        if inner:
+            return all(is_public(i) for i in inner)
+        if address.scope_id:
+            return False
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not address.is_reserved
+        and not address.is_unspecified
+        and address not in METADATA
+    )
+
+
+async def checked_address(url: str, *, allow_private: bool) -> tuple[str, int]:
+    """Look a URL's host up once: (the numeric address to connect to, port).
+
+    MediaError when the URL is not plain http(s), its host has no address, or any address of the host is
+    not public. Every spelling of an address ends here as the number it stands for.
+    """
+    host, port = _host_and_port(url)
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise MediaError(
+            f"the host of the URL cannot be found: {host[:100]}", code="media_unreachable"
+        ) from None
+    numbers = [str(info[4][0]) for info in found]
+    if not allow_private and not all(is_public(ipaddress.ip_address(n)) for n in numbers):
+        raise MediaError(
+            "the URL leads to an address that is not public; such addresses are not fetched",
+            code="media_url_forbidden",
+        )
+    return numbers[0], port
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise MediaError("the URL is not valid", code="media_url_forbidden") from None
+    if parts.scheme not in ("http", "https"):
+        raise MediaError(
+            f"URLs must begin with http:// or https://, not {parts.scheme[:20]!r}", code="media_url_forbidden"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise MediaError("URLs with a user name are not fetched", code="media_url_forbidden")
+    if not host:
+        raise MediaError("the URL has no host", code="media_url_forbidden")
+    return host, port or (443 if parts.scheme == "https" else 80)
+
+
+def _embedded(address: ipaddress.IPv6Address) -> list[Address]:
+    if address.ipv4_mapped:
+        return [address.ipv4_mapped]
+    if address.sixtofour:
+        return [address.sixtofour]
+    if address.teredo:
+        return list(address.teredo)
+    if address in _NAT64:
+        return [ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    return []

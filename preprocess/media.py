@@ -1,0 +1,73 @@
+"""What one image or video part became: vision items without their place in a prompt."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mmserve.core.digest import framed_digest
+from mmserve.core.errors import MMServeError
+from mmserve.preprocess.spec import ProcessorSpec
+
+Kind = Literal["image", "video"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the model saw of a part, for whoever asks. Sizes are (height, width), upright.
+
+    ``timestamps`` are seconds of the frames kept, ``tokens`` the vision tokens, ``warnings`` what was
+    left out and why.
+    """
+
+    kind: Kind
+    format: str
+    source_size: tuple[int, int]
+    size: tuple[int, int]
+    grid: tuple[int, int]
+    tokens: int
+    orientation: int = 1
+    timestamps: tuple[float, ...] = ()
+    warnings: tuple[str, ...] = ()
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Medium:
+    """Resized pixels of one part, one entry per vision item.
+
+    ``pixels[i]`` is uint8 [frames, H, W, 3] and read-only, shared by every request that brings the same
+    bytes. ``timestamps[i]`` is the item's time in seconds (video only); ``seconds_per_grid`` the mean
+    time from one item to the next.
+    """
+
+    kind: Kind
+    grid: tuple[int, int]
+    pixels: tuple[np.ndarray, ...]
+    digests: tuple[bytes, ...]
+    seen: Seen
+    timestamps: tuple[float, ...] = ()
+    seconds_per_grid: float = 1.0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in self.pixels)
+
+
+def item_digest(pixels: np.ndarray, spec: ProcessorSpec) -> bytes:
+    """The name of an item's embeddings: its pixels, their shape, and how the family cuts patches."""
+    shape = "x".join(map(str, pixels.shape))
+    options = f"{spec.family}/{spec.patch}/{spec.merge}/{spec.temporal_patch}"
+    return framed_digest("vision item", options, shape, np.ascontiguousarray(pixels).data)
+
+
+@contextmanager
+def naming(param: str | None) -> Iterator[None]:
+    """Errors raised inside say which field of the request they are about."""
+    try:
+        yield
+    except MMServeError as error:
+        error.param = error.param or param
+        raise
