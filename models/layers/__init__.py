@@ -1,0 +1,1 @@
+"""The layers that decoders and vision transformers are built from."""

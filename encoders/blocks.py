@@ -1,0 +1,67 @@
+"""Blocks and mergers of the vision transformers."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmserve.encoders.attention import Run, VisionAttention
+from mmserve.models.config import VisionConfig
+from mmserve.models.layers.base import Layer, Placement
+from mmserve.models.layers.linear import Linear
+from mmserve.models.layers.norm import LayerNorm, RMSNorm
+from mmserve.models.layers.rope import RopeTable
+
+EPS = 1e-6
+Norm = Callable[[int, float, Placement], LayerNorm | RMSNorm]
+
+
+class VisionBlock(nn.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, config: VisionConfig, norm: Norm, mlp: nn.Module, place: Placement) -> None:
+        super().__init__()
+        self.norm1 = norm(config.hidden_size, EPS, place)
+        self.norm2 = norm(config.hidden_size, EPS, place)
+        self.attn = VisionAttention(config, place)
+        self.mlp = mlp
+
+    def forward(self, x: torch.Tensor, rope: RopeTable, segments: tuple[Run, ...]) -> torch.Tensor:
+        x = x + self.attn(self.norm1(x), rope, segments)
+        return x.add_(self.mlp(self.norm2(x)))
+
+
+class Merger(nn.Module):
+    """``merge^2`` neighbouring patches -> one token of the decoder's width.
+
+    ``wide_norm``: the norm spans the joined patches (Qwen3-VL's deepstack) instead of each alone.
+    """
+
+    def __init__(
+        self, config: VisionConfig, norm: Norm, place: Placement, *, wide_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.width = config.hidden_size * config.merge_size**2
+        self.norm = norm(self.width if wide_norm else config.hidden_size, EPS, place)
+        self.fc1 = Linear(self.width, self.width, place, bias=True)
+        self.fc2 = Linear(self.width, config.out_hidden_size, place, bias=True)
+        self.wide_norm = wide_norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x.view(-1, self.width)) if self.wide_norm else self.norm(x).view(-1, self.width)
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class PositionTable(Layer):
+    """Learned positions on a square grid, read between its points."""
+
+    def __init__(self, count: int, width: int, place: Placement) -> None:
+        super().__init__()
+        self.weight = place.empty(count, width)
+        self.side = int(count**0.5)
+
+    def forward(self, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted sum of entries ``indices`` [n, 4] with ``weights`` [n, 4], in the table's dtype."""
+        rows = F.embedding(indices.to(self.weight.device), self.weight)
+        return (rows * weights.to(self.weight.device)[:, :, None]).sum(1).to(self.weight.dtype)

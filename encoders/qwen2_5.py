@@ -1,0 +1,64 @@
+"""The vision transformer of Qwen2.5-VL: most blocks attend within windows."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from mmserve.encoders.attention import runs
+from mmserve.encoders.blocks import Merger, VisionBlock
+from mmserve.encoders.grids import Grid, GridConstants, coordinates, joined, windows
+from mmserve.encoders.transformer import VisionTransformer, item_segments
+from mmserve.models.config import Normalization, VisionConfig
+from mmserve.models.layers.base import Placement
+from mmserve.models.layers.mlp import GatedMLP
+from mmserve.models.layers.norm import RMSNorm
+
+
+class Qwen25Vision(VisionTransformer):
+    """Merged tokens are reordered so that a window's rows are neighbours, and put back after the merger."""
+
+    def __init__(self, config: VisionConfig, normalization: Normalization, place: Placement) -> None:
+        super().__init__(config, normalization, place, patch_bias=False)
+        self.blocks = nn.ModuleList(
+            VisionBlock(
+                config,
+                RMSNorm,
+                GatedMLP(config.hidden_size, config.intermediate_size, place, bias=True),
+                place,
+            )
+            for _ in range(config.depth)
+        )
+        self.merger = Merger(config, RMSNorm, place)
+
+    def build_constants(self, grid: Grid) -> GridConstants:
+        config = self.config
+        assert config.window_size is not None
+        side = config.window_size // config.merge_size // config.patch_size
+        order, lengths = windows(grid, config.merge_size, side)
+        places = coordinates(grid, config.merge_size).view(len(order), -1, 2)
+        cos, sin = self.rope_table(places[order].view(-1, 2))
+        order = order.to(self.place.device)
+        return GridConstants(cos, sin, order=order, inverse=order.argsort(), windows=lengths)
+
+    def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
+        """See ``models.forward.VisionEncoder``."""
+        constants = [self.constants(g) for g in grids]
+        rope = self.rope(constants)
+        whole, local = item_segments(grids), runs(n for c in constants for n in c.windows)
+        x = self.patch_embed(pixels, grids)
+        x = x.view(-1, self.config.merge_size**2 * x.shape[1])[_packed([c.order for c in constants])]
+        x = x.view(-1, self.config.hidden_size)
+        for i, block in enumerate(self.blocks):
+            x = block(x, rope, whole if i in self.config.full_attention_layers else local)
+        merged = self.merger(x)[_packed([c.inverse for c in constants])]
+        return self.split(merged[:, None], grids)
+
+
+def _packed(orders: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Orders within items -> one order over the packed batch."""
+    starts, parts = 0, []
+    for order in orders:
+        parts.append(order + starts if starts else order)
+        starts += len(order)
+    return joined(parts)

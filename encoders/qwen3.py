@@ -1,0 +1,45 @@
+"""The vision transformer of Qwen3-VL: learned positions and deepstack features."""
+
+import torch
+from torch import nn
+
+from mmserve.encoders.blocks import Merger, PositionTable, VisionBlock
+from mmserve.encoders.grids import Grid, GridConstants, bilinear, coordinates, joined
+from mmserve.encoders.transformer import VisionTransformer, item_segments
+from mmserve.models.config import Normalization, VisionConfig
+from mmserve.models.layers.base import Placement
+from mmserve.models.layers.mlp import MLP
+from mmserve.models.layers.norm import LayerNorm
+
+
+class Qwen3Vision(VisionTransformer):
+    def __init__(self, config: VisionConfig, normalization: Normalization, place: Placement) -> None:
+        super().__init__(config, normalization, place, patch_bias=True)
+        assert config.num_position_embeddings is not None
+        width, hidden = config.hidden_size, config.intermediate_size
+        self.pos_embed = PositionTable(config.num_position_embeddings, width, place)
+        self.blocks = nn.ModuleList(
+            VisionBlock(config, LayerNorm, MLP(width, hidden, width, config.hidden_act, place), place)
+            for _ in range(config.depth)
+        )
+        self.merger = Merger(config, LayerNorm, place)
+        self.deepstack = nn.ModuleList(
+            Merger(config, LayerNorm, place, wide_norm=True) for _ in config.deepstack_layers
+        )
+
+    def build_constants(self, grid: Grid) -> GridConstants:
+        cos, sin = self.rope_table(coordinates(grid, self.config.merge_size))
+        positions = self.pos_embed(*bilinear(grid, self.config.merge_size, self.pos_embed.side))
+        return GridConstants(cos, sin, positions=positions)
+
+    def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
+        """See ``models.forward.VisionEncoder``; feature 1 + d is that of the d-th deepstack layer."""
+        constants = [self.constants(g) for g in grids]
+        rope, segments = self.rope(constants), item_segments(grids)
+        x = self.patch_embed(pixels, grids).add_(joined([c.positions for c in constants]))
+        deep = []
+        for i, block in enumerate(self.blocks):
+            x = block(x, rope, segments)
+            if i in self.config.deepstack_layers:
+                deep.append(self.deepstack[self.config.deepstack_layers.index(i)](x))
+        return self.split(torch.stack([self.merger(x), *deep], 1), grids)

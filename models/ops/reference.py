@@ -1,0 +1,46 @@
+"""The plain torch form of every operation, with the rounding of the checkpoints' own code."""
+
+import torch
+import torch.nn.functional as F
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``weight * (x / sqrt(mean(x^2) + eps))`` over the last axis, in float32 up to the product."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm of the sum, the sum). ``residual`` may be overwritten; use the returned one."""
+    total = residual + x
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of [..., 2 * width], gate first."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate [T, heads, dim] by tables [T, 1, dim] in which the first half of ``sin`` is negated.
+
+    Computed in the tables' dtype, returned in that of ``x``.
+    """
+    wide = x.to(cos.dtype)
+    return (wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
+
+
+class PlainLinear:
+    """``x @ weight.T + bias`` by torch, weights as they are."""
+
+    name = "plain"
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, weight, bias)
