@@ -1,0 +1,34 @@
+"""What every attention backend is given and what it does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from mmserve.engine.kv.page_table import PageTable
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows [row, row + stop - start) of a step are tokens [start, stop) of one request.
+
+    ``table`` holds pages for all ``stop`` tokens; those before ``start`` are in the pool already.
+    """
+
+    row: int
+    start: int
+    stop: int
+    table: PageTable
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class AttentionBackend(Protocol):
+    """A ``models.forward.Attention`` that is told beforehand, once a step, who sits where."""
+
+    def plan(self, spans: Sequence[Span], num_rows: int) -> None:
+        """Prepare a forward of ``num_rows`` rows. Rows in no span are padding: not stored, answered by 0."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor: ...
