@@ -100,6 +100,7 @@ class ServerOptions(Section):
     port: int = option(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
     api_key: str | None = option(None, "clients must send it as a bearer token")
     max_request_bytes: int = option(256 << 20, "largest request body in bytes", low=1)
+    drain_s: int = option(30, "seconds that running requests get to finish when the server stops", low=0)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,108 @@
+"""From chat inputs to outputs: several at once, interleaved, and gathered into whole answers."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from mmserve.core.errors import MMServeError
+from mmserve.core.messages import ChatInput, TextLogprob, TextOutput, Timings, Usage
+
+
+class Generator(Protocol):
+    """What endpoints and commands ask of ``mmserve.service.Service``."""
+
+    model_name: str
+    spec: Any
+
+    @property
+    def ready(self) -> bool: ...
+    def generate(self, chat: ChatInput) -> AsyncGenerator[TextOutput, None]: ...
+
+
+Numbered = tuple[int, TextOutput]
+
+
+async def generate(service: Generator, chats: Sequence[ChatInput]) -> AsyncGenerator[Numbered, None]:
+    """(index, output) of all ``chats`` as they come. Closing it aborts those that still run."""
+    if len(chats) > 1:
+        merged = _interleaved([service.generate(chat) for chat in chats])
+        async with aclosing(merged) as numbered:
+            async for index, output in numbered:
+                yield index, _checked(output)
+        return
+    async with aclosing(service.generate(chats[0])) as outputs:
+        async for output in outputs:
+            yield 0, _checked(output)
+
+
+async def _interleaved(sources: Sequence[AsyncGenerator[TextOutput, None]]) -> AsyncGenerator[Numbered, None]:
+    queue: asyncio.Queue[tuple[int, TextOutput | BaseException | None]] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(i, source, queue)) for i, source in enumerate(sources)]
+    running = len(pumps)
+    try:
+        while running:
+            index, output = await queue.get()
+            if isinstance(output, BaseException):
+                raise output
+            if output is None:
+                running -= 1
+            else:
+                yield index, output
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(index: int, source: AsyncGenerator[TextOutput, None], queue: asyncio.Queue[Any]) -> None:
+    try:
+        async with aclosing(source) as outputs:
+            async for output in outputs:
+                queue.put_nowait((index, output))
+        queue.put_nowait((index, None))
+    except Exception as error:
+        queue.put_nowait((index, error))
+
+
+def _checked(output: TextOutput) -> TextOutput:
+    if output.finish_reason == "error":
+        raise MMServeError(output.error or "the engine failed on this request", code="generation_failed")
+    if output.finish_reason == "abort":
+        raise MMServeError(output.error or "the request was aborted", code="aborted")
+    return output
+
+
+class Answer(Struct):
+    """One finished generation."""
+
+    text: str = ""
+    logprobs: list[TextLogprob] = []
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    timings: Timings | None = None
+
+    def add(self, output: TextOutput) -> None:
+        self.logprobs += output.logprobs or ()
+        self.finish_reason = output.finish_reason
+        self.usage = output.usage
+        self.timings = output.timings or self.timings
+
+
+async def collect(outputs: AsyncGenerator[Numbered, None], count: int) -> list[Answer]:
+    """Whole answers, one for each of ``count`` generations."""
+    answers, texts = [Answer() for _ in range(count)], [[] for _ in range(count)]  # type: ignore[var-annotated]
+    async with aclosing(outputs) as numbered:
+        async for index, output in numbered:
+            texts[index].append(output.text)
+            answers[index].add(output)
+    for answer, parts in zip(answers, texts, strict=True):
+        answer.text = "".join(parts)
+    return answers
+
+
+async def whole(service: Generator, chat: ChatInput) -> Answer:
+    """The finished answer to one chat."""
+    return (await collect(generate(service, [chat]), 1))[0]

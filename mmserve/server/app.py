@@ -1,0 +1,38 @@
+"""The HTTP application: routes, errors and the door in front of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from mmserve import __version__
+from mmserve.core.config import Config
+from mmserve.generation import Generator
+from mmserve.server import captions, chat, errors, health, models
+from mmserve.server.door import Door
+from mmserve.server.health import Readiness
+
+
+def create_app(service: Generator, config: Config) -> FastAPI:
+    """The application over a loaded ``service``; the caller closes the service after the server ended."""
+    app = FastAPI(title="mmserve", version=__version__, lifespan=_proving)
+    app.state.service = service
+    app.state.config = config
+    app.state.readiness = Readiness(service)
+    for part in (chat, captions, models, health):
+        app.include_router(part.router)
+    errors.install(app)
+    app.add_middleware(Door, api_key=config.server.api_key, max_request_bytes=config.server.max_request_bytes)
+    return app
+
+
+@asynccontextmanager
+async def _proving(app: FastAPI) -> AsyncIterator[None]:
+    """While the application runs, and until it has been proved ready, the probe picture is on its way."""
+    probe = asyncio.create_task(app.state.readiness.prove())
+    try:
+        yield
+    finally:
+        probe.cancel()
+        await asyncio.gather(probe, return_exceptions=True)

@@ -1,0 +1,135 @@
+"""The outermost layer of every request: its id, the API key, the size limit and the access log."""
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mmserve.core.errors import MMServeError, PayloadTooLarge, Unauthorized
+from mmserve.server.errors import error_response, told
+
+access = logging.getLogger("mmserve.access")
+log = logging.getLogger("mmserve.server")
+
+DRAIN_S = 2.0  # a refused client may still be sending; reading on lets it see the answer
+_PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Door:
+    """ASGI middleware. Health checks need no key; everything else does if one is set."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, max_request_bytes: int) -> None:
+        self.app = app
+        self.api_key = api_key
+        self.max_request_bytes = max_request_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        visit = Visit(scope, receive, send, self.max_request_bytes)
+        try:
+            self._admit(scope)
+            visit.check_announced_size()
+        except MMServeError as refusal:
+            await visit.refuse(refusal)
+        else:
+            await self._serve(scope, visit)
+        finally:
+            visit.log()
+
+    def _admit(self, scope: Scope) -> None:
+        if self.api_key is None or scope["path"].startswith("/health/"):
+            return
+        kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        if kind.lower() != "bearer":
+            raise Unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
+        if not hmac.compare_digest(token.strip().encode(), self.api_key.encode()):
+            raise Unauthorized("the API key is not valid")
+
+    async def _serve(self, scope: Scope, visit: "Visit") -> None:
+        try:
+            await self.app(scope, visit.receive, visit.send)
+        except Exception as error:
+            log.exception("request %s failed", visit.id)
+            if visit.status is None:
+                await visit.refuse(told(error))
+
+
+class Visit:
+    """One request on its way through the door, and what the access log will say of it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+        self.scope, self._receive, self._send, self.limit = scope, receive, send, limit
+        self.headers = Headers(scope=scope)
+        self.id = scope["request_id"] = request_id(self.headers.get("x-request-id"))
+        self.started = scope["started"] = time.monotonic()
+        self.status: int | None = None
+        self.received = 0
+        self.unread = True
+
+    async def receive(self) -> Message:
+        """The next message of the body; PayloadTooLarge as soon as it passes the limit."""
+        message = await self._next()
+        self.received += len(message.get("body", b""))
+        if self.received > self.limit:
+            await self._drain()
+            raise self._too_large()
+        return message
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self.unread = message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self.id
+        await self._send(message)
+
+    def check_announced_size(self) -> None:
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.limit:
+            raise self._too_large()
+
+    async def refuse(self, error: MMServeError) -> None:
+        if "expect" not in self.headers:
+            await self._drain()
+        await error_response(error)(self.scope, self._receive, self.send)
+
+    def log(self) -> None:
+        seconds = time.monotonic() - self.started
+        path, status = self.scope["path"], self.status or 499
+        quiet = path.startswith("/health/") and status == 200
+        access.log(
+            logging.DEBUG if quiet else logging.INFO,
+            "%s %.200s %d %.3fs %s",
+            self.scope["method"],
+            path,
+            status,
+            seconds,
+            self.id,
+        )
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"the request body is larger than {self.limit} bytes, the limit of this server"
+        )
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                while self.unread:
+                    await self._next()
+        except TimeoutError:
+            pass
+
+
+def request_id(wanted: str | None) -> str:
+    """The caller's own id if it is short printable ASCII, otherwise a new one."""
+    return wanted if wanted and _PLAIN_ID.fullmatch(wanted) else f"req-{uuid.uuid4().hex}"

@@ -1,0 +1,87 @@
+"""Every error answer, whoever raised it, in the OpenAI shape."""
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from mmserve.core.errors import InvalidRequest, MMServeError, NotFound
+
+LONGEST_MESSAGE = 1000  # an error may quote the caller's value, which may be a whole base64 picture
+
+
+class ClientGone(MMServeError):
+    """The client closed its connection before the answer was complete; nobody reads this error."""
+
+    status = 499
+    code = "client_closed_request"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+    code = "method_not_allowed"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    status = 415
+    code = "unsupported_media_type"
+
+
+def error_body(error: MMServeError) -> dict[str, Any]:
+    body = error.body()
+    message = body["error"]["message"]
+    if len(message) > LONGEST_MESSAGE:
+        body["error"]["message"] = message[:LONGEST_MESSAGE] + " ..."
+    return body
+
+
+def told(error: Exception) -> MMServeError:
+    """What the client is told of ``error``: a fault of ours stays in our log."""
+    if isinstance(error, MMServeError):
+        return error
+    return MMServeError("the server failed to answer; its log has the cause")
+
+
+def error_response(error: MMServeError, headers: dict[str, str] | None = None) -> Response:
+    headers = dict(headers or {})
+    if error.status == 401:
+        headers.setdefault("www-authenticate", "Bearer")
+    if error.status == 503:
+        headers.setdefault("retry-after", "1")
+    return Response(msgspec.json.encode(error_body(error)), error.status, headers, "application/json")
+
+
+def install(app: FastAPI) -> None:
+    """Answer the errors of ``app``'s routes and of its router in the OpenAI shape."""
+    app.add_exception_handler(MMServeError, _on_known)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+
+
+def _on_known(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MMServeError)
+    return error_response(error)
+
+
+def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return error_response(_known(request, error), dict(error.headers or {}))
+
+
+def _on_validation(request: Request, error: Exception) -> Response:
+    return error_response(InvalidRequest(str(error)))
+
+
+def _known(request: Request, error: HTTPException) -> MMServeError:
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return NotFound(f"there is nothing at {where}")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("allow", "another method")
+        return MethodNotAllowed(f"{where} is not possible here; allowed: {allowed}")
+    known = InvalidRequest(str(error.detail))
+    known.status = error.status_code
+    return known

@@ -1,0 +1,161 @@
+"""What the REST endpoints accept: wrong types and ranges are errors that name the field.
+
+Unknown fields are ignored, as OpenAI does; known fields that this server cannot honour are refused,
+never silently dropped.
+"""
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+
+from mmserve.core.errors import InvalidRequest
+from mmserve.server.errors import UnsupportedMediaType
+
+TEXT_FORMATS = {None, "text"}
+
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0)]
+StopText = Annotated[str, Meta(min_length=1)]
+
+
+class SamplingFields(Struct, kw_only=True):
+    """The fields that say how to sample; None means the model's default."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Probability | None = None
+    seed: Seed | None = None
+    max_tokens: Positive | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+
+    def stop_texts(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class StreamOptions(Struct, kw_only=True):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    type: str | None = None
+
+
+class MediaDefaults(Struct, kw_only=True, forbid_unknown_fields=True):
+    """``mm_processor_kwargs``: applied to every picture or clip that does not set the same beside it."""
+
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    fps: Annotated[float, Meta(gt=0)] | None = None
+    num_frames: Positive | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Any], Meta(min_length=1)]
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: MediaDefaults | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+
+    def check(self) -> None:
+        """InvalidRequest for fields that contradict each other or that this server cannot honour."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
+        for name in ("tools", "functions"):
+            if getattr(self, name):
+                raise _unsupported(name, "calling tools")
+        if self.response_format is not None and self.response_format.type not in TEXT_FORMATS:
+            raise _unsupported("response_format", f"the format {self.response_format.type!r}")
+        if set(self.modalities or ()) - {"text"}:
+            raise _unsupported("modalities", "an answer other than text")
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CaptionRequest(SamplingFields, kw_only=True):
+    """Body of POST /v1/captions, as JSON or as the plain fields of a form."""
+
+    image_url: Any = None
+    image: str | None = None
+    video_url: Any = None
+    video: str | None = None
+    prompt: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+
+
+Body = TypeVar("Body", bound=Struct)
+
+
+async def read_json(request: Request, kind: type[Body]) -> Body:
+    """The request's JSON body as a ``kind``; InvalidRequest names the field that is wrong."""
+    content_type = request.headers.get("content-type", "application/json")
+    if "json" not in content_type:
+        raise UnsupportedMediaType(f"the content type must be application/json, not {content_type}")
+    return decode(await request.body(), kind)
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as e:
+        raise _invalid(str(e)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise InvalidRequest(f"the body is not valid JSON: {e}", code="invalid_json") from None
+
+
+def convert(fields: dict[str, str], kind: type[Body]) -> Body:
+    """The fields of a form, which are all text, as a ``kind``."""
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as e:
+        raise _invalid(str(e)) from None
+
+
+def _invalid(message: str) -> InvalidRequest:
+    """``Expected `float` <= 2.0 - at `$.temperature``` becomes ``temperature: expected float <= 2.0``."""
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
+    if missing:
+        return InvalidRequest(
+            f"{missing[1]} is required", param=missing[1], code="missing_required_parameter"
+        )
+    what, _, where = message.partition(" - at ")
+    path = re.search(r"\$\.?([^`]*)`", where)
+    param = path[1].removesuffix("[...]") if path else None
+    what = what.replace("`", "")
+    return InvalidRequest(f"{param or 'the body'}: {what[0].lower()}{what[1:]}", param=param or None)
+
+
+def _unsupported(param: str, what: str) -> InvalidRequest:
+    return InvalidRequest(f"{what} is not supported by this server", param=param, code="unsupported_value")

@@ -1,0 +1,99 @@
+"""A service without a model: it answers by rules, and counts what still runs."""
+
+import asyncio
+import io
+import time
+from types import SimpleNamespace
+
+from PIL import Image, UnidentifiedImageError
+
+from mmserve.core.errors import ContextLengthExceeded, MediaError
+from mmserve.core.messages import ImagePart, TextLogprob, TextOutput, TextPart, Timings, Usage, VideoPart
+
+ANSWER = ["A ", "red ", "circle ", "on ", "blue ", "— 🎨."]
+STEP_S = 0.005
+
+
+class FakeService:
+    """``generate`` checks pictures for real, then says ANSWER (or what ``scripts`` has for the question)."""
+
+    def __init__(self, model_name="mmserve/tiny-vl"):
+        self.model_name = model_name
+        self.spec = SimpleNamespace(sampling={"temperature": 0.7, "top_k": 20}, vocab_size=1000)
+        self.ready = True
+        self.running = 0
+        self.seen = []
+        self.most_running = 0
+
+    def stats(self):
+        return {"running": self.running}
+
+    def close(self):
+        self.ready = False
+
+    async def generate(self, chat):
+        self.seen.append(chat)
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        try:
+            arrived = time.monotonic()
+            question = _prepared(chat)
+            first = None
+            words = _words(question)
+            limit = chat.sampling.max_tokens or len(words)
+            for number, word in enumerate(words[:limit], 1):
+                await asyncio.sleep(STEP_S)
+                first = first or time.monotonic()
+                if question == "break" and number == 3:
+                    raise RuntimeError("a fault in the engine")
+                if question == "fail" and number == 3:
+                    yield TextOutput(request_id=chat.request_id, text="", finish_reason="error", error="lost")
+                    return
+                end = (
+                    ("stop" if number == len(words) else "length") if number in (limit, len(words)) else None
+                )
+                yield TextOutput(
+                    request_id=chat.request_id,
+                    text=word,
+                    logprobs=_logprobs(word, chat.sampling.logprobs),
+                    finish_reason=end,
+                    usage=_usage(chat, number),
+                    timings=Timings(arrived, arrived, arrived, first, time.monotonic() if end else None),
+                )
+        finally:
+            self.running -= 1
+
+
+def _words(question):
+    if question in ("long", "fail", "break"):
+        return ["word "] * 10_000
+    return ANSWER
+
+
+def _prepared(chat):
+    """The question's text; pictures that cannot be read are errors, as in the real service."""
+    parts = [part for message in chat.messages for part in message.content]
+    for part in parts:
+        if isinstance(part, ImagePart) and part.data is not None:
+            try:
+                Image.open(io.BytesIO(part.data)).load()
+            except (UnidentifiedImageError, OSError):
+                raise MediaError("not a picture that can be read", param=part.param) from None
+    question = " ".join(part.text for part in parts if isinstance(part, TextPart))
+    if len(question) > 5000:
+        raise ContextLengthExceeded("the prompt has 6000 tokens; at most 2048 fit", param="messages")
+    return question
+
+
+def _logprobs(word, count):
+    if count is None:
+        return None
+    top = tuple((f"alt{i}".encode(), -1.0 - i) for i in range(count))
+    return (TextLogprob(word.encode(), -0.25, top),)
+
+
+def _usage(chat, completion):
+    parts = [part for message in chat.messages for part in message.content]
+    images = 4 * sum(isinstance(part, ImagePart) for part in parts)
+    videos = 8 * sum(isinstance(part, VideoPart) for part in parts)
+    return Usage(10 + images + videos, completion, 3, images, videos)
