@@ -1,0 +1,1 @@
+"""The commands of ``mmserve``: each module has ``add(commands)`` for its flags and ``run(args)``."""
