@@ -1,0 +1,1 @@
+"""Runs the model on what was scheduled: inputs, static decode buffers, devices."""

@@ -1,0 +1,61 @@
+"""Which encoded items the running requests hold, on the engine's side of the embedding pool."""
+
+import time
+
+import torch
+
+from mmserve.core.messages import VisionItem
+from mmserve.encoders.pool import EmbeddingPool
+from mmserve.engine.scheduler.request import Request
+
+
+class FeatureClaims:
+    """``scheduler.features.Features`` over an ``EmbeddingPool``.
+
+    items:      0 .. items_passed      .. items_held          .. end
+                computed, given back   pinned: one reference   not encoded yet, or not
+                                       in the pool for each    asked for
+    """
+
+    def __init__(self, pool: EmbeddingPool) -> None:
+        self.pool = pool
+        self._held: dict[str, dict[int, torch.Tensor]] = {}
+
+    def encoded(self, item: VisionItem) -> bool:
+        return item.digest in self.pool
+
+    def claim(self, request: Request) -> None:
+        items = request.items
+        while request.items_held < len(items):
+            features = self.pool.acquire(items[request.items_held].digest)
+            if features is None:
+                request.ready_len = items[request.items_held].span[0]
+                return
+            self._held.setdefault(request.request_id, {})[request.items_held] = features
+            request.items_held += 1
+        request.ready_len = request.num_tokens
+        if items and request.encoded is None:
+            request.encoded = time.monotonic()
+
+    def release_computed(self, request: Request) -> None:
+        while (
+            request.items_passed < request.items_held
+            and request.items[request.items_passed].span[1] <= request.computed_len
+        ):
+            self._give_back(request)
+
+    def release(self, request: Request) -> None:
+        while request.items_passed < request.items_held:
+            self._give_back(request)
+        request.items_passed = request.items_held = 0
+        self._held.pop(request.request_id, None)
+
+    def features(self, request: Request, index: int) -> torch.Tensor:
+        """[tokens, 1 + D, hidden] of item ``index``, which the request holds."""
+        return self._held[request.request_id][index]
+
+    def _give_back(self, request: Request) -> None:
+        index = request.items_passed
+        del self._held[request.request_id][index]
+        self.pool.release(request.items[index].digest)
+        request.items_passed += 1

@@ -1,0 +1,58 @@
+"""A scheduled batch as flat arrays: request after request, numpy first and one copy to the device."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mmserve.engine.attention.base import Span
+from mmserve.engine.features import FeatureClaims
+from mmserve.engine.scheduler.request import Batch, Chunk
+from mmserve.models.forward import VisionRows
+
+
+class FlatBatch:
+    """``token_ids`` int64 [T], ``positions`` int64 [3, T], ``logit_rows`` int64 [R], and the attention spans."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.num_rows = batch.num_tokens
+        self.token_ids = np.empty(self.num_rows, dtype=np.int64)
+        self.positions = np.empty((3, self.num_rows), dtype=np.int64)
+        self.spans: list[Span] = []
+        row = 0
+        for chunk in batch:
+            rows = slice(row, row + len(chunk))
+            self.token_ids[rows] = chunk.request.token_ids[chunk.start : chunk.stop]
+            _positions(chunk, self.positions[:, rows])
+            self.spans.append(Span(row, chunk.start, chunk.stop, chunk.request.table))
+            row = rows.stop
+        self.logit_rows = np.array(
+            [s.row + len(s) - 1 for s, c in zip(self.spans, batch, strict=True) if c.samples], dtype=np.int64
+        )
+
+
+def vision_rows(
+    batch: Batch, spans: list[Span], claims: FeatureClaims, device: torch.device
+) -> VisionRows | None:
+    """Features of the items, or parts of items, that are computed in this step."""
+    rows: list[npt.NDArray[np.int64]] = []
+    features: list[torch.Tensor] = []
+    for chunk, span in zip(batch, spans, strict=True):
+        request = chunk.request
+        for index in range(request.items_passed, request.items_held):
+            first, last = request.items[index].span
+            start, stop = max(first, chunk.start), min(last, chunk.stop)
+            if start < stop:
+                rows.append(np.arange(start, stop) + (span.row - chunk.start))
+                features.append(claims.features(request, index)[start - first : stop - first])
+    if not rows:
+        return None
+    flat = torch.from_numpy(np.concatenate(rows)).to(device)
+    return VisionRows(flat, features[0] if len(features) == 1 else torch.cat(features))
+
+
+def _positions(chunk: Chunk, out: npt.NDArray[np.int64]) -> None:
+    """Of the prompt as prepared; generated token g stands at N + g + position_delta on all axes."""
+    prepared, prompt_len = chunk.request.prepared, chunk.request.prompt_len
+    known = max(min(chunk.stop, prompt_len) - chunk.start, 0)
+    out[:, :known] = prepared.positions[:, chunk.start : chunk.start + known]
+    out[:, known:] = np.arange(chunk.start + known, chunk.stop) + prepared.position_delta
