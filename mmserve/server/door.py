@@ -54,8 +54,9 @@ class Door:
     async def _serve(self, scope: Scope, visit: "Visit") -> None:
         try:
             await self.app(scope, visit.receive, visit.send)
-        except Exception as error:
-            log.exception("request %s failed", visit.id)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, Exception):
+                log.exception("request %s failed", visit.id)
             if visit.status is None:
                 await visit.refuse(told(error))
 

@@ -1,5 +1,6 @@
 """Every error answer, whoever raised it, in the OpenAI shape."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -38,10 +39,19 @@ def error_body(error: MMServeError) -> dict[str, Any]:
     return body
 
 
-def told(error: Exception) -> MMServeError:
+class Stopping(MMServeError):
+    """The server was told to stop, and this request did not end within the deadline."""
+
+    status = 503
+    code = "server_stopping"
+
+
+def told(error: BaseException) -> MMServeError:
     """What the client is told of ``error``: a fault of ours stays in our log."""
     if isinstance(error, MMServeError):
         return error
+    if isinstance(error, asyncio.CancelledError):
+        return Stopping("the server is stopping; send the request to another one or try again later")
     return MMServeError("the server failed to answer; its log has the cause")
 
 

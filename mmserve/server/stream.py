@@ -1,5 +1,6 @@
 """Server-sent events: written and flushed one by one, with an ordinary error until the first is out."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
@@ -12,6 +13,7 @@ from mmserve.server.attend import attended
 from mmserve.server.errors import ClientGone, error_body, told
 
 DONE = b"data: [DONE]\n\n"
+LAST_WORDS_S = 1.0  # a client that does not read must not hold up the end of its own request
 
 
 def event(value: object) -> bytes:
@@ -44,11 +46,12 @@ class EventStream(Response):
             try:
                 async for data in events:
                     await _body(send, data)
-            except Exception as error:
-                await _body(send, event(error_body(told(error))))
+            except (Exception, asyncio.CancelledError) as error:
+                async with asyncio.timeout(LAST_WORDS_S):
+                    await _body(send, event(error_body(told(error))) + DONE, more=False)
                 if not isinstance(error, MMServeError):
                     raise
-            finally:
+            else:
                 await _body(send, DONE, more=False)
 
 
