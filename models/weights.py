@@ -14,7 +14,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHOWN = 5
 
-# Where the parts stand in a checkpoint: as transformers 5 saves them, and as Qwen2(.5)-VL was published.
+# Where the parts stand in a checkpoint: as in Qwen3-VL (and some later saves of Qwen2-VL), and as Qwen2-VL
+# and Qwen2.5-VL were published.
 LAYOUTS = (
     {"language.lm_head.": "lm_head.", "language.": "model.language_model.", "visual.": "model.visual."},
     {"language.lm_head.": "lm_head.", "language.": "model.", "visual.": "visual."},

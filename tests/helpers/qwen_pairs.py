@@ -132,7 +132,7 @@ class Pair:
         return prompt
 
     def _video(self, prompt, shape, rng):
-        """Qwen3-VL: a text timestamp and its own brackets for each frame pair. The others: one run of tokens."""
+        """Qwen3-VL: a text timestamp and brackets for each frame pair. The others: one run of tokens."""
         count, *grid = shape
         apart = self.model.config.family == "qwen3_vl"
         prompt.video_grids.append((count, *grid))

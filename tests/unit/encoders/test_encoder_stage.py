@@ -1,0 +1,92 @@
+"""The encoder stage: what is encoded, when, and in which batches."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmserve.core.errors import MediaError, MMServeError
+from mmserve.core.messages import VisionItem
+from mmserve.encoders.pool import EmbeddingPool
+from mmserve.encoders.stage import EncoderStage
+
+HIDDEN = 8
+
+
+class FakeEncoder:
+    """Features that hold the item's first pixel; remembers its batches."""
+
+    def __init__(self):
+        self.batches = []
+
+    def forward(self, pixels, grids):
+        self.batches.append([int(p[0, 0, 0, 0]) for p in pixels])
+        counts = [h * w // 4 for h, w in grids]
+        values = [
+            torch.full((n, 1, HIDDEN), float(p[0, 0, 0, 0])) for n, p in zip(counts, pixels, strict=True)
+        ]
+        return list(torch.cat(values).split(counts))
+
+
+def item(i, grid=(4, 4)):
+    pixels = np.full((1, 8, 8, 3), i, np.uint8)
+    pixels.flags.writeable = False
+    return VisionItem(digest=bytes([i]) * 32, kind="image", grid=grid, span=(0, 4), pixels=pixels)
+
+
+def planned(s, *items):
+    """First pixels of the next batch."""
+    return [int(i.pixels[0, 0, 0, 0]) for i in s.next_batch(items)]
+
+
+def stage(budget=8, capacity=1 << 20):
+    return EncoderStage(FakeEncoder(), budget, EmbeddingPool(capacity), merge_size=2, token_bytes=4 * HIDDEN)
+
+
+def test_same_digest_is_encoded_once():
+    s = stage()
+    s.encode([item(1), item(2), item(1)])
+    s.encode([item(2)])
+    assert s.encoder.batches == [[1, 2]]
+    assert s.encoded_items == 2
+    assert s.encoded_tokens == 8
+
+
+def test_batches_keep_to_the_token_budget():
+    s = stage(budget=8)
+    s.encode([item(i) for i in range(1, 6)])
+    assert s.encoder.batches == [[1, 2], [3, 4], [5]]
+
+
+def test_larger_item_runs_alone():
+    s = stage(budget=8)
+    assert planned(s, item(1, (8, 8)), item(2)) == [1]
+    assert planned(s, item(2), item(1, (8, 8))) == [2]
+
+
+def test_batch_keeps_to_what_the_pool_can_hold():
+    s = stage(budget=100, capacity=10 * 4 * HIDDEN)
+    assert planned(s, *(item(i) for i in range(4))) == [0, 1]
+    s.encode_batch([item(0), item(1)])
+    assert planned(s, item(2), item(3), item(0)) == [2], "item 0 is wanted and stays"
+    s.pool.acquire(item(0).digest)
+    s.pool.acquire(item(1).digest)
+    assert planned(s, item(2)) == []
+
+
+def test_pool_entries_do_not_keep_the_batch_alive():
+    s = stage()
+    s.encode_batch([item(1), item(2)])
+    found = s.pool.acquire(item(2).digest)
+    assert found.untyped_storage().nbytes() == found.nbytes
+    assert (found == 2).all()
+
+
+def test_item_without_pixels_that_is_not_in_the_pool_is_an_error():
+    lost = VisionItem(digest=b"x" * 32, kind="image", grid=(4, 4), span=(0, 4), pixels=None)
+    with pytest.raises(MMServeError, match="has no pixels"):
+        stage().encode_batch([lost])
+
+
+def test_item_that_can_never_fit_is_refused_at_the_door():
+    with pytest.raises(MediaError, match="send a smaller picture"):
+        stage(capacity=64).check(item(1))
