@@ -12,6 +12,7 @@ from mmserve.generation import Generator
 from mmserve.server import captions, chat, errors, health, models
 from mmserve.server.door import Door
 from mmserve.server.health import Readiness
+from mmserve.server.schema import describe_bodies
 
 
 def create_app(service: Generator, config: Config) -> FastAPI:
@@ -23,6 +24,7 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     for part in (chat, captions, models, health):
         app.include_router(part.router)
     errors.install(app)
+    describe_bodies(app)
     app.add_middleware(Door, api_key=config.server.api_key, max_request_bytes=config.server.max_request_bytes)
     return app
 

@@ -397,6 +397,14 @@ def test_no_picture_is_in_the_log(web, caplog):
     assert base64.b64encode(picture()).decode()[:40] not in caplog.text
 
 
+def test_the_api_description_tells_the_fields(web):
+    document = web.get("/openapi.json").json()
+    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    fields = document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]
+    assert fields["temperature"]["anyOf"][0]["maximum"] == 2
+    assert web.get("/docs").status_code == 200
+
+
 # ---------------------------------------------------------------- captions
 
 
