@@ -15,8 +15,13 @@ CASES = {
     "video": (6, ("video", 3, 4, 8), 6),
     "image and video": (2, ("image", 6, 4), 5, ("video", 2, 10, 6), 4, ("image", 4, 4), 3),
 }
+# Largest absolute differences in float32.
 LOGITS = 1e-4
 FEATURES = 1e-4
+# In bfloat16 the yardstick is transformers itself: how far its bfloat16 log-probabilities lie from its own
+# float32 ones, on average and at worst, and we may lie this much farther from the same float32 values.
+BF16_MEAN, BF16_WORST = 1.5, 2.5
+BF16_FEATURES = 0.05
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -78,3 +83,27 @@ def test_plain_forms_equal_too(pair, record_difference, monkeypatch):
     worst = (plain.logits(prompt)[0] - plain.reference_logits(prompt)).abs().max().item()
     record_difference(pair.name, "logits, plain operations", worst, LOGITS)
     assert worst < LOGITS
+
+
+@pytest.fixture(scope="module")
+def half(pair, tmp_path_factory):
+    return Pair(pair.name, tmp_path_factory.mktemp("half"), dtype="bfloat16")
+
+
+@pytest.mark.parametrize("case", ["text", "odd windows", "image and video"])
+def test_bfloat16_is_as_close_to_float32_as_transformers_is(pair, half, case, record_difference):
+    prompt = pair.prompt(*CASES[case])
+    exact = pair.reference_logits(prompt).log_softmax(-1)
+    theirs = (half.reference_logits(prompt).float().log_softmax(-1) - exact).abs()
+    ours = (half.logits(prompt)[0].float().log_softmax(-1) - exact).abs()
+    limit = BF16_WORST * theirs.max().item()
+    record_difference(pair.name, f"bf16 log-probabilities, {case}", ours.max().item(), limit)
+    assert ours.mean() < BF16_MEAN * theirs.mean()
+    assert ours.max() < limit
+
+
+def test_bfloat16_encoder_features_are_close(pair, half, record_difference):
+    prompt = pair.prompt(*CASES["image and video"], ("image", 20, 28))
+    worst = (pair.encode([prompt])[0] - half.encode([prompt])[0].float()).abs().max().item()
+    record_difference(pair.name, "bf16 encoder features", worst, BF16_FEATURES)
+    assert worst < BF16_FEATURES
