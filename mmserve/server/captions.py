@@ -67,7 +67,6 @@ class CaptionJob:
         self.sampling = sampling_params(
             wanted,
             {"temperature": 0.0},
-            service.spec.vocab_size,
             max_tokens=wanted.max_tokens or MAX_TOKENS,
         )
 

@@ -23,7 +23,6 @@ from mmserve.server.usage import timings_body, usage_body
 router = APIRouter()
 encode = msgspec.json.encode
 LEAST_LOGPROB = -9999.0  # what OpenAI shows for impossible tokens; JSON has no -inf
-LARGEST_SEED = 2**63 - 1
 
 
 @router.post("/v1/chat/completions")
@@ -50,7 +49,6 @@ class ChatJob:
         self.sampling = sampling_params(
             wanted,
             service.spec.sampling,
-            service.spec.vocab_size,
             max_tokens=wanted.max_completion_tokens or wanted.max_tokens,
             logprobs=(wanted.top_logprobs or 0) if wanted.logprobs else None,
         )
@@ -163,4 +161,4 @@ def _reseeded(sampling: SamplingParams, index: int) -> SamplingParams:
     """The choices of one request differ, and each stays the same for the same seed."""
     if sampling.seed is None or index == 0:
         return sampling
-    return msgspec.structs.replace(sampling, seed=(sampling.seed + index) & LARGEST_SEED)
+    return msgspec.structs.replace(sampling, seed=sampling.seed + index)

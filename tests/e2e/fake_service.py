@@ -9,9 +9,11 @@ from PIL import Image, UnidentifiedImageError
 
 from mmserve.core.errors import ContextLengthExceeded, MediaError
 from mmserve.core.messages import ImagePart, TextLogprob, TextOutput, TextPart, Timings, Usage, VideoPart
+from mmserve.engine.limits import check_sampling
 
 ANSWER = ["A ", "red ", "circle ", "on ", "blue ", "— 🎨."]
 STEP_S = 0.005
+VOCABULARY = 1000
 
 
 class FakeService:
@@ -19,7 +21,7 @@ class FakeService:
 
     def __init__(self, model_name="mmserve/tiny-vl"):
         self.model_name = model_name
-        self.spec = SimpleNamespace(sampling={"temperature": 0.7, "top_k": 20}, vocab_size=1000)
+        self.spec = SimpleNamespace(sampling={"temperature": 0.7, "top_k": 20})
         self.ready = True
         self.running = 0
         self.seen = []
@@ -38,6 +40,7 @@ class FakeService:
         try:
             arrived = time.monotonic()
             question = _prepared(chat)
+            check_sampling(chat.sampling, VOCABULARY)
             first = None
             words = _words(question)
             limit = chat.sampling.max_tokens or len(words)
