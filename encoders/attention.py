@@ -45,8 +45,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: tuple[Ru
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for run in segments:
         shape = (run.count, run.length, *q.shape[1:])
-        parts = [x[run.rows].view(shape).transpose(1, 2) for x in (q, k, v)]
-        kernel(*parts, out[run.rows].view(shape).transpose(1, 2))
+        kernel(*(x[run.rows].view(shape).transpose(1, 2) for x in (q, k, v, out)))
     return out.view(q.shape[0], -1)
 
 

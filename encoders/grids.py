@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
@@ -13,31 +14,25 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class GridConstants:
-    """For one grid of n = h * w patches, in merge-block order or in the order of ``windows``.
-
-    ``cos, sin`` float32 [n, 1, head_dim]. ``positions`` [n, hidden]: learned positions, where a family
-    has them. ``order`` int64 [n / merge^2]: which merged token stands where when windows are
-    neighbours, ``inverse`` undoes it, ``windows`` are the lengths of the windows in rows.
-    """
+    """For one grid of n = h * w patches: ``cos, sin`` float32 [n, 1, head_dim]. Families add their own."""
 
     cos: torch.Tensor
     sin: torch.Tensor
-    positions: torch.Tensor | None = None
-    order: torch.Tensor | None = None
-    inverse: torch.Tensor | None = None
-    windows: tuple[int, ...] = ()
 
 
-class GridCache:
+Constants = TypeVar("Constants", bound=GridConstants)
+
+
+class GridCache(Generic[Constants]):
     """Constants by grid, the least recently used dropped beyond ``max_rows`` patches in all."""
 
-    def __init__(self, build: Callable[[Grid], GridConstants], max_rows: int = 1 << 16) -> None:
+    def __init__(self, build: Callable[[Grid], Constants], max_rows: int = 1 << 16) -> None:
         self.build = build
         self.max_rows = max_rows
         self.rows = 0
-        self._entries: OrderedDict[Grid, GridConstants] = OrderedDict()
+        self._entries: OrderedDict[Grid, Constants] = OrderedDict()
 
-    def __call__(self, grid: Grid) -> GridConstants:
+    def __call__(self, grid: Grid) -> Constants:
         found = self._entries.pop(grid, None)
         if found is None:
             found = self.build(grid)

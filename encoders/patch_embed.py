@@ -80,14 +80,13 @@ class PatchEmbed(Layer):
             raise ValueError(f"a vision item has 1 or 2 frames, not {max(frames)}")
         if len(frames) == 1:
             return self._embed(pixels, grids)
-        parts: list[torch.Tensor | None] = [None] * len(pixels)
+        parts: dict[int, torch.Tensor] = {}
         for count in sorted(frames):
             chosen = [i for i, p in enumerate(pixels) if p.shape[0] == count]
             sizes = [grids[i][0] * grids[i][1] for i in chosen]
             embedded = self._embed([pixels[i] for i in chosen], [grids[i] for i in chosen])
-            for i, part in zip(chosen, embedded.split(sizes), strict=True):
-                parts[i] = part
-        return torch.cat(parts)
+            parts.update(zip(chosen, embedded.split(sizes), strict=True))
+        return torch.cat([parts[i] for i in range(len(pixels))])
 
     def _embed(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Items with the same number of frames."""

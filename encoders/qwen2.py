@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from mmserve.encoders.blocks import Merger, VisionBlock
-from mmserve.encoders.grids import Grid
+from mmserve.encoders.grids import Grid, GridCache, GridConstants, coordinates
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
@@ -23,6 +23,7 @@ class Qwen2Vision(VisionTransformer):
             for _ in range(config.depth)
         )
         self.merger = Merger(config, LayerNorm, place)
+        self.constants = GridCache(self._constants)
 
     def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
         """See ``models.forward.VisionEncoder``."""
@@ -32,3 +33,6 @@ class Qwen2Vision(VisionTransformer):
         for block in self.blocks:
             x = block(x, rope, segments)
         return self.split(self.merger(x)[:, None], grids)
+
+    def _constants(self, grid: Grid) -> GridConstants:
+        return GridConstants(*self.rope_table(coordinates(grid, self.config.merge_size)))

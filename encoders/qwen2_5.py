@@ -1,18 +1,29 @@
 """The vision transformer of Qwen2.5-VL: most blocks attend within windows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from mmserve.encoders.attention import runs
 from mmserve.encoders.blocks import Merger, VisionBlock
-from mmserve.encoders.grids import Grid, GridConstants, coordinates, joined, windows
+from mmserve.encoders.grids import Grid, GridCache, GridConstants, coordinates, joined, windows
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.mlp import GatedMLP
 from mmserve.models.layers.norm import RMSNorm
+
+
+@dataclass(frozen=True)
+class WindowedGrid(GridConstants):
+    """``order`` int64 [n / merge^2]: which merged token stands where when those of a window are neighbours.
+    ``inverse`` undoes it. ``windows``: their lengths in rows. The rotary tables are in that order."""
+
+    order: torch.Tensor
+    inverse: torch.Tensor
+    windows: tuple[int, ...]
 
 
 class Qwen25Vision(VisionTransformer):
@@ -30,16 +41,7 @@ class Qwen25Vision(VisionTransformer):
             for _ in range(config.depth)
         )
         self.merger = Merger(config, RMSNorm, place)
-
-    def build_constants(self, grid: Grid) -> GridConstants:
-        config = self.config
-        assert config.window_size is not None
-        side = config.window_size // config.merge_size // config.patch_size
-        order, lengths = windows(grid, config.merge_size, side)
-        places = coordinates(grid, config.merge_size).view(len(order), -1, 2)
-        cos, sin = self.rope_table(places[order].view(-1, 2))
-        order = order.to(self.place.device)
-        return GridConstants(cos, sin, order=order, inverse=order.argsort(), windows=lengths)
+        self.constants = GridCache(self._constants)
 
     def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
         """See ``models.forward.VisionEncoder``."""
@@ -53,6 +55,16 @@ class Qwen25Vision(VisionTransformer):
             x = block(x, rope, whole if i in self.config.full_attention_layers else local)
         merged = self.merger(x)[_packed([c.inverse for c in constants])]
         return self.split(merged[:, None], grids)
+
+    def _constants(self, grid: Grid) -> WindowedGrid:
+        config = self.config
+        assert config.window_size is not None
+        side = config.window_size // config.merge_size // config.patch_size
+        order, lengths = windows(grid, config.merge_size, side)
+        places = coordinates(grid, config.merge_size).view(len(order), -1, 2)
+        cos, sin = self.rope_table(places[order].view(-1, 2))
+        order = order.to(self.place.device)
+        return WindowedGrid(cos, sin, order, order.argsort(), lengths)
 
 
 def _packed(orders: Sequence[torch.Tensor]) -> torch.Tensor:

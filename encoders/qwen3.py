@@ -1,15 +1,24 @@
 """The vision transformer of Qwen3-VL: learned positions and deepstack features."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from mmserve.encoders.blocks import Merger, PositionTable, VisionBlock
-from mmserve.encoders.grids import Grid, GridConstants, bilinear, coordinates, joined
+from mmserve.encoders.grids import Grid, GridCache, GridConstants, bilinear, coordinates, joined
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.mlp import MLP
 from mmserve.models.layers.norm import LayerNorm
+
+
+@dataclass(frozen=True)
+class PositionedGrid(GridConstants):
+    """``positions`` [n, hidden]: the learned positions between whose table entries each patch lies."""
+
+    positions: torch.Tensor
 
 
 class Qwen3Vision(VisionTransformer):
@@ -23,14 +32,10 @@ class Qwen3Vision(VisionTransformer):
             for _ in range(config.depth)
         )
         self.merger = Merger(config, LayerNorm, place)
+        self.constants = GridCache(self._constants)
         self.deepstack = nn.ModuleList(
             Merger(config, LayerNorm, place, wide_norm=True) for _ in config.deepstack_layers
         )
-
-    def build_constants(self, grid: Grid) -> GridConstants:
-        cos, sin = self.rope_table(coordinates(grid, self.config.merge_size))
-        positions = self.pos_embed(*bilinear(grid, self.config.merge_size, self.pos_embed.side))
-        return GridConstants(cos, sin, positions=positions)
 
     def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
         """See ``models.forward.VisionEncoder``; feature 1 + d is that of the d-th deepstack layer."""
@@ -43,3 +48,8 @@ class Qwen3Vision(VisionTransformer):
             if i in self.config.deepstack_layers:
                 deep.append(self.deepstack[self.config.deepstack_layers.index(i)](x))
         return self.split(torch.stack([self.merger(x), *deep], 1), grids)
+
+    def _constants(self, grid: Grid) -> PositionedGrid:
+        cos, sin = self.rope_table(coordinates(grid, self.config.merge_size))
+        positions = self.pos_embed(*bilinear(grid, self.config.merge_size, self.pos_embed.side))
+        return PositionedGrid(cos, sin, positions)

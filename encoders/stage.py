@@ -60,7 +60,8 @@ class EncoderStage:
         single item runs alone) and within what the pool can hold without dropping another of ``items``."""
         wanted = list(items)
         room = self.pool.room_for(i.digest for i in wanted)
-        budget, batch = self.budget_tokens, []
+        budget = self.budget_tokens
+        batch: list[VisionItem] = []
         for item in self.missing(wanted):
             budget -= self.tokens(item)
             room -= self._nbytes(item)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mmserve.encoders.attention import Run, runs
-from mmserve.encoders.grids import Grid, GridCache, GridConstants, axial_rope, coordinates, joined
+from mmserve.encoders.grids import Grid, GridConstants, axial_rope, joined
 from mmserve.encoders.patch_embed import PatchEmbed
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
@@ -14,7 +14,7 @@ from mmserve.models.layers.rope import RopeTable
 
 
 class VisionTransformer(nn.Module):
-    """Base of the families, each a ``models.forward.VisionEncoder``: patch embedding, per-grid constants."""
+    """Base of the families, each a ``models.forward.VisionEncoder``."""
 
     def __init__(
         self, config: VisionConfig, normalization: Normalization, place: Placement, *, patch_bias: bool
@@ -23,12 +23,6 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.place = place
         self.patch_embed = PatchEmbed(config, normalization, place, bias=patch_bias)
-        self.constants = GridCache(self.build_constants)
-
-    def build_constants(self, grid: Grid) -> GridConstants:
-        """Rotary tables of one grid; families with more constants override it."""
-        cos, sin = self.rope_table(coordinates(grid, self.config.merge_size))
-        return GridConstants(cos, sin)
 
     def rope_table(self, coordinates: torch.Tensor) -> RopeTable:
         cos, sin = axial_rope(coordinates, self.config.head_dim, self.config.rope_theta)

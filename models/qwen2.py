@@ -11,7 +11,7 @@ class Qwen2(Decoder):
         """See ``models.forward.LanguageModel``."""
         residual = self.embed(inputs)
         rope = self.rope(inputs.positions, residual.dtype)
-        branch = None
+        branch: torch.Tensor | None = None
         for layer in self.layers:
             branch, residual = layer(branch, residual, rope, inputs.attention)
         return self.logits(branch, residual, inputs.logit_rows)

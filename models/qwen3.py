@@ -11,7 +11,7 @@ class Qwen3(Decoder):
         """See ``models.forward.LanguageModel``."""
         residual = self.embed(inputs)
         rope = self.rope(inputs.positions, residual.dtype)
-        branch = None
+        branch: torch.Tensor | None = None
         for i, layer in enumerate(self.layers):
             branch, residual = layer(branch, residual, rope, inputs.attention)
             _deepstack(branch, i, inputs.vision)

@@ -56,7 +56,8 @@ class Decoder(nn.Module):
             hidden.index_copy_(0, inputs.vision.rows, inputs.vision.features[:, 0])
         return hidden
 
-    def logits(self, branch: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, branch: torch.Tensor | None, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits [R, vocab] of the wanted rows; the others never meet the head."""
+        assert branch is not None, "a decoder has at least one layer"
         hidden, _ = self.norm.add(branch.index_select(0, rows), residual.index_select(0, rows))
         return self.lm_head(hidden)
