@@ -3,9 +3,12 @@
 import asyncio
 import ipaddress
 import socket
-from urllib.parse import urlsplit
+
+import httpx
 
 from mmserve.core.errors import MediaError
+
+FORBIDDEN = "media_url_forbidden"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -34,44 +37,38 @@ def is_public(address: Address) -> bool:
     )
 
 
-async def checked_address(url: str, *, allow_private: bool) -> tuple[str, int]:
+async def checked_address(url: httpx.URL, *, allow_private: bool) -> tuple[str, int]:
     """Look a URL's host up once: (the numeric address to connect to, port).
 
     MediaError when the URL is not plain http(s), its host has no address, or any address of the host is
     not public. Every spelling of an address ends here as the number it stands for.
     """
-    host, port = _host_and_port(url)
+    _check_form(url)
+    host, port = url.raw_host.decode("ascii"), url.port or default_port(url)
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise MediaError(
-            f"the host of the URL cannot be found: {host[:100]}", code="media_unreachable"
-        ) from None
+        raise MediaError(f"the URL's host cannot be found: {host[:100]}", code="media_unreachable") from None
     numbers = [str(info[4][0]) for info in found]
     if not allow_private and not all(is_public(ipaddress.ip_address(n)) for n in numbers):
         raise MediaError(
-            "the URL leads to an address that is not public; such addresses are not fetched",
-            code="media_url_forbidden",
+            "the URL leads to an address that is not public; these are not fetched", code=FORBIDDEN
         )
     return numbers[0], port
 
 
-def _host_and_port(url: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise MediaError("the URL is not valid", code="media_url_forbidden") from None
-    if parts.scheme not in ("http", "https"):
-        raise MediaError(
-            f"URLs must begin with http:// or https://, not {parts.scheme[:20]!r}", code="media_url_forbidden"
-        )
-    if parts.username is not None or parts.password is not None:
-        raise MediaError("URLs with a user name are not fetched", code="media_url_forbidden")
-    if not host:
-        raise MediaError("the URL has no host", code="media_url_forbidden")
-    return host, port or (443 if parts.scheme == "https" else 80)
+def default_port(url: httpx.URL) -> int:
+    return 443 if url.scheme == "https" else 80
+
+
+def _check_form(url: httpx.URL) -> None:
+    if url.scheme not in ("http", "https"):
+        raise MediaError(f"URLs must begin with http:// or https://, not {url.scheme[:20]!r}", code=FORBIDDEN)
+    if url.userinfo:
+        raise MediaError("URLs with a user name are not fetched", code=FORBIDDEN)
+    if not url.raw_host:
+        raise MediaError("the URL has no host", code=FORBIDDEN)
 
 
 def _embedded(address: ipaddress.IPv6Address) -> list[Address]:

@@ -17,15 +17,20 @@ def frame_count(
     """How many of ``total`` frames at ``rate`` frames a second are kept, at most ``most``.
 
     The rules of transformers' video processors, made total: a clip shorter than they accept gives what
-    it has. MediaError when both ``fps`` and ``num_frames`` are given, or one makes no sense.
+    it has. The older families keep a multiple of the temporal patch, except of a single frame.
+    MediaError when both ``fps`` and ``num_frames`` are given, or one makes no sense.
     """
     _check(fps, num_frames)
     rule = spec.frames
     if num_frames is None and fps is None:
         num_frames = rule.num_frames
     wanted = num_frames if num_frames is not None else _by_rate(total, rate, fps or rule.fps, rule)
-    kept = max(1, min(wanted, total, most))
-    return kept if spec.family == "qwen3_vl" else _whole_pairs(kept, wanted, num_frames, spec)
+    limit = min(total, most)
+    if spec.family == "qwen3_vl":
+        return max(1, min(wanted, limit))
+    if num_frames is not None:
+        wanted = round(num_frames / spec.temporal_patch) * spec.temporal_patch
+    return max(1, min(wanted, limit) // spec.temporal_patch * spec.temporal_patch)
 
 
 def frame_indices(total: int, count: int, spec: ProcessorSpec) -> np.ndarray:
@@ -65,11 +70,3 @@ def _check(fps: float | None, num_frames: int | None) -> None:
 
 def _by_rate(total: int, rate: float, fps: float, rule: FrameRule) -> int:
     return min(max(int(total / rate * fps + EPSILON), rule.min_frames), rule.max_frames)
-
-
-def _whole_pairs(kept: int, wanted: int, num_frames: int | None, spec: ProcessorSpec) -> int:
-    """The older families keep a multiple of the temporal patch: nearest to a number asked for, else below."""
-    size = spec.temporal_patch
-    if num_frames is not None and kept == wanted:
-        kept = round(num_frames / size) * size
-    return max(kept // size * size, 1)

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, unquote_to_bytes, urljoin, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import httpx
 
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import MediaError, MediaTimeout
-from mmserve.preprocess.address import checked_address
+from mmserve.preprocess.address import FORBIDDEN, checked_address, default_port
 from mmserve.preprocess.media import naming
 
 Kind = Literal["image", "video"]
@@ -121,12 +121,10 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 async def _fetch_http(url: str, media: MediaOptions, limit: int) -> bytes:
     if not media.fetch_urls:
-        raise MediaError(
-            "fetching URLs is switched off; send the media as a data URL", code="media_url_forbidden"
-        )
+        raise MediaError("fetching URLs is switched off; send the media as a data URL", code=FORBIDDEN)
     try:
         async with asyncio.timeout(media.fetch_timeout_s):
-            return await _follow(url, media, limit)
+            return await _follow(httpx.URL(url), media, limit)
     except (TimeoutError, httpx.TimeoutException):
         raise MediaTimeout(f"the URL did not answer in full within {media.fetch_timeout_s:g} s") from None
     except httpx.ConnectError as error:
@@ -143,7 +141,7 @@ def _connect_reason(error: Exception) -> str:
     return "the URL's host refuses the connection"
 
 
-async def _follow(url: str, media: MediaOptions, limit: int) -> bytes:
+async def _follow(url: httpx.URL, media: MediaOptions, limit: int) -> bytes:
     """Fetch, following redirects by hand: every hop is checked before anything is sent to it."""
     for _ in range(MAX_REDIRECTS + 1):
         address, port = await checked_address(url, allow_private=media.allow_private_urls)
@@ -154,19 +152,19 @@ async def _follow(url: str, media: MediaOptions, limit: int) -> bytes:
         ):
             if answer.status_code not in REDIRECTS:
                 return await _body(answer, limit)
-            url = urljoin(url, answer.headers.get("location", ""))
+            url = url.join(answer.headers.get("location", ""))
     raise MediaError(f"the URL redirects more than {MAX_REDIRECTS} times", code="media_unreachable")
 
 
-def _pinned(url: str, address: str, port: int) -> dict[str, Any]:
+def _pinned(url: httpx.URL, address: str, port: int) -> dict[str, Any]:
     """A request for ``url`` that connects to ``address``, with the host's name where it is checked."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    target = httpx.URL(url).copy_with(host=address, port=port, fragment=None)
+    host = url.raw_host.decode("ascii")
     name = f"[{host}]" if ":" in host else host
-    default = port == (443 if parts.scheme == "https" else 80)
-    headers = {**HEADERS, "host": name if default else f"{name}:{port}"}
-    return {"url": target, "headers": headers, "extensions": {"sni_hostname": host}}
+    return {
+        "url": url.copy_with(host=address, port=port, fragment=None),
+        "headers": {**HEADERS, "host": name if port == default_port(url) else f"{name}:{port}"},
+        "extensions": {"sni_hostname": host},
+    }
 
 
 async def _body(answer: httpx.Response, limit: int) -> bytes:
@@ -191,14 +189,14 @@ def _read_file_url(ref: str, media: MediaOptions, limit: int) -> bytes:
     refusal = "file URLs may only name readable files under the server's media root"
     parts = urlsplit(ref.strip())
     if media.media_root is None or parts.netloc.lower() not in ("", "localhost"):
-        raise MediaError(refusal, code="media_url_forbidden")
+        raise MediaError(refusal, code=FORBIDDEN)
     try:
         root = Path(media.media_root).resolve(strict=True)
         path = Path(unquote(parts.path)).resolve(strict=True)
     except (OSError, ValueError, RuntimeError):
-        raise MediaError(refusal, code="media_url_forbidden") from None
+        raise MediaError(refusal, code=FORBIDDEN) from None
     if not path.is_relative_to(root):
-        raise MediaError(refusal, code="media_url_forbidden")
+        raise MediaError(refusal, code=FORBIDDEN)
     return _read(path, limit, refusal)
 
 

@@ -269,22 +269,25 @@ def _timed(keys: list[int], tick: float, rate: float) -> Timeline:
     return Timeline(tuple(keys), tuple(times), rate)
 
 
+def _packets(container: Any, stream: Any, damage: list[str]) -> Iterator[Any]:
+    """The file's packets, and last one that makes the decoder give out what it still holds."""
+    try:
+        yield from container.demux(stream)
+    except (av.FFmpegError, OSError) as error:
+        damage.append(_reason(error))
+        yield None
+
+
 def _frames(container: Any, stream: Any, damage: list[str]) -> Iterator[tuple[int, Any]]:
     """Decoded frames with their keys; packets that cannot be decoded are left out and noted."""
     number = 0
-    packets = container.demux(stream)
-    while True:
+    for packet in _packets(container, stream, damage):
         try:
-            packet = next(packets)
-            decoded = packet.decode()
-        except StopIteration:
-            return
+            decoded = stream.decode(packet)
         except av.EOFError:
             return
         except (av.FFmpegError, OSError) as error:
             damage.append(_reason(error))
-            if len(damage) > 1000:
-                return
             continue
         for frame in decoded:
             yield (frame.pts if frame.pts is not None else number), frame
