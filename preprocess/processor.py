@@ -17,16 +17,17 @@ from mmserve.core.messages import (
     VideoPart,
     VisionItem,
 )
+from mmserve.preprocess.budget import check_pixel_limits, image_size
 from mmserve.preprocess.cache import MediumCache
 from mmserve.preprocess.image import Picture, background_color, decode_image, from_pixels
 from mmserve.preprocess.layout import Layout, lay_out, radix_keys
 from mmserve.preprocess.media import Medium, Seen, item_digest, naming
 from mmserve.preprocess.positions import mrope
-from mmserve.preprocess.resize import resize, smart_resize
+from mmserve.preprocess.resize import resize
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.template import ChatTemplate
 from mmserve.preprocess.tokenizer import Marker, TextTokenizer
-from mmserve.preprocess.video import check_pixel_limits, read_video
+from mmserve.preprocess.video import read_video
 
 CACHE_BYTES = 256 << 20
 
@@ -116,7 +117,7 @@ class Processor:
         """Token ids of a conversation, with one placeholder for each picture or clip."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use a raw prompt", param="messages")
-        marker = Marker(tuple(self.text.reserved))
+        marker = Marker(self.text.reserved)
         prompt = self._template.render(
             chat.messages,
             marker,
@@ -158,7 +159,8 @@ class Processor:
 
     def _still(self, picture: Picture, part: ImagePart) -> Medium:
         spec = self.spec
-        size = self.image_size(*picture.size, part.min_pixels, part.max_pixels)
+        ceiling = self.media.max_image_pixels
+        size = image_size(*picture.size, spec, part.min_pixels, part.max_pixels, ceiling)
         pixels = resize(picture.image, size)[None]
         pixels.setflags(write=False)
         grid = (size[0] // spec.patch, size[1] // spec.patch)
@@ -172,16 +174,6 @@ class Processor:
             orientation=picture.orientation,
         )
         return Medium("image", grid, (pixels,), (item_digest(pixels, spec),), seen)
-
-    def image_size(
-        self, height: int, width: int, min_pixels: int | None = None, max_pixels: int | None = None
-    ) -> tuple[int, int]:
-        """(height, width) after the resize; the request's own limits replace the model's, within reason."""
-        check_pixel_limits(min_pixels, max_pixels)
-        budget, ceiling = self.spec.image, self.media.max_image_pixels
-        most = min(max_pixels or max(budget.max_pixels, min_pixels or 0), ceiling)
-        least = min(min_pixels or budget.min_pixels, most)
-        return smart_resize(height, width, factor=self.spec.factor, min_pixels=least, max_pixels=most)
 
     # ------------------------------------------------------------ the engine's input
 

@@ -1,8 +1,9 @@
 """What a model folder says about preprocessing, read once and checked."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -83,8 +84,8 @@ class ProcessorSpec:
     eos_ids: tuple[int, ...]
     sampling: Mapping[str, float]
     special_tokens: Mapping[str, str]
-    chat_template: str | None
-    tokenizer_json: str
+    chat_template: str | None = field(repr=False)
+    tokenizer_json: str = field(repr=False)
 
     @property
     def factor(self) -> int:
@@ -103,7 +104,7 @@ class ProcessorSpec:
         merge = _agreed(image, "merge_size", vision, "spatial_merge_size", 2)
         tokenizer_json = _text(root, "tokenizer.json")
         tokenizer_config = _read(root, "tokenizer_config.json")
-        ids = _added_ids(tokenizer_json, root)
+        ids = cache(partial(_added_ids, tokenizer_json, root))  # a large file; most folders need no look
         special_tokens = _special_tokens(tokenizer_config)
         generation = _read(root, "generation_config.json")
         return cls(
@@ -222,11 +223,11 @@ def _added_ids(tokenizer_json: str, root: Path) -> dict[str, int]:
         raise ModelLoadError(f"{root / 'tokenizer.json'} is not a tokenizer file: {error}") from None
 
 
-def _vision_tokens(config: dict[str, Any], ids: dict[str, int]) -> VisionTokens:
+def _vision_tokens(config: dict[str, Any], ids: Callable[[], dict[str, int]]) -> VisionTokens:
     found = {}
     for name, content in VISION_TOKENS.items():
         value = config.get(f"{name}_token_id")
-        value = ids.get(content) if value is None else value
+        value = ids().get(content) if value is None else value
         if value is None:
             raise ModelLoadError(f"config.json has no {name}_token_id and tokenizer.json no {content}")
         found[name] = int(value)
@@ -244,7 +245,10 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _eos_ids(
-    generation: dict[str, Any], config: dict[str, Any], special: dict[str, str], ids: dict[str, int]
+    generation: dict[str, Any],
+    config: dict[str, Any],
+    special: dict[str, str],
+    ids: Callable[[], dict[str, int]],
 ) -> tuple[int, ...]:
     """The generation configuration decides; without one, the model's and the tokenizer's own end tokens."""
     found = _ids(generation.get("eos_token_id"))
@@ -252,7 +256,7 @@ def _eos_ids(
         found = _ids(config.get("eos_token_id")) or _ids(
             (config.get("text_config") or {}).get("eos_token_id")
         )
-        found += tuple(ids[t] for t in [special.get("eos_token")] if t in ids)
+        found += _ids(ids().get(special.get("eos_token", "")))
     if not found:
         raise ModelLoadError("no end token: generation_config.json and config.json have no eos_token_id")
     return tuple(dict.fromkeys(found))

@@ -1,6 +1,5 @@
 """Text to token ids, with the caller's words kept apart from the template's."""
 
-import json
 import re
 import secrets
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
 
 
 class TextTokenizer:
-    """The model's own tokenizer, and the same without its reserved tokens.
+    """The model's own tokenizer, and the same without its added tokens.
 
     Reserved are the added tokens that the tokenizer calls special, and all of the form ``<|...|>``.
     """
@@ -24,13 +23,15 @@ class TextTokenizer:
     def __init__(self, spec: ProcessorSpec) -> None:
         try:
             self._full = Tokenizer.from_str(spec.tokenizer_json)
-            self.reserved, self._literal = _without_reserved(spec.tokenizer_json)
         except Exception as error:  # the tokenizers library raises plain Exception
             raise ModelLoadError(f"{spec.folder / 'tokenizer.json'} cannot be used: {error}") from None
-        for tokenizer in (self._full, self._literal):
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-        longest_first = sorted(self.reserved, key=len, reverse=True)
+        self._full.no_truncation()
+        self._full.no_padding()
+        self._literal = _without_added(self._full)
+        added = self._full.get_added_tokens_decoder()
+        self._added = {token.content: i for i, token in added.items()}
+        self.reserved = tuple(t.content for t in added.values() if t.special or _CONTROL.fullmatch(t.content))
+        longest_first = sorted(self._added, key=len, reverse=True)
         self._cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
     def encode(self, text: str) -> list[int]:
@@ -38,7 +39,7 @@ class TextTokenizer:
         return list(self._full.encode(text, add_special_tokens=False).ids)
 
     def encode_literal(self, text: str) -> list[int]:
-        """Token ids of a caller's text: reserved tokens are spelled out like any other characters."""
+        """Token ids of a caller's text: added tokens are spelled out like any other characters."""
         return list(self._literal.encode(text, add_special_tokens=False).ids)
 
     def encode_marked(self, text: str, marker: "Marker") -> list[int]:
@@ -50,24 +51,24 @@ class TextTokenizer:
             return self.encode(text)
         ids: list[int] = []
         for piece in self._cuts.split(text):
-            if piece in self.reserved:
-                ids.append(self.reserved[piece])
-            elif marker.mark in piece:
-                ids += self.encode_literal(marker.clean(piece))
+            if piece in self._added:
+                ids.append(self._added[piece])
             elif piece:
-                ids += self.encode(piece)
+                ids += self.encode_literal(marker.clean(piece))
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._full.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
-def _without_reserved(tokenizer_json: str) -> tuple[dict[str, int], Tokenizer]:
-    tree = json.loads(tokenizer_json)
-    added = tree.get("added_tokens") or []
-    reserved = {t["content"]: t["id"] for t in added if t.get("special") or _CONTROL.fullmatch(t["content"])}
-    tree["added_tokens"] = [t for t in added if t["content"] not in reserved]
-    return reserved, Tokenizer.from_str(json.dumps(tree))
+def _without_added(full: Tokenizer) -> Tokenizer:
+    """The same vocabulary and rules (shared, not copied) with no added tokens."""
+    literal = Tokenizer(full.model)
+    if full.normalizer is not None:
+        literal.normalizer = full.normalizer
+    if full.pre_tokenizer is not None:
+        literal.pre_tokenizer = full.pre_tokenizer
+    return literal
 
 
 class Marker:

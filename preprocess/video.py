@@ -13,11 +13,12 @@ from PIL import Image
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import MediaError
 from mmserve.core.messages import VideoPart
+from mmserve.preprocess.budget import clip_size
 from mmserve.preprocess.image import check_size
 from mmserve.preprocess.media import Medium, Seen, item_digest
-from mmserve.preprocess.resize import resize, smart_resize, smart_resize_clip
+from mmserve.preprocess.resize import resize
 from mmserve.preprocess.sampling import frame_count, frame_indices, nearest_frames
-from mmserve.preprocess.spec import PixelBudget, ProcessorSpec
+from mmserve.preprocess.spec import ProcessorSpec
 
 # Containers that hold their own frames; none that points to other files or addresses.
 CONTAINERS = (
@@ -66,70 +67,6 @@ def read_video(part: VideoPart, spec: ProcessorSpec, options: MediaOptions) -> M
     if len(data) > options.max_video_bytes:
         raise MediaError(f"the video has {len(data)} bytes; at most {options.max_video_bytes} are allowed")
     return _to_medium(_decode(data, part, spec, options), spec)
-
-
-def clip_size(
-    frames: int, height: int, width: int, spec: ProcessorSpec, low: int | None = None, high: int | None = None
-) -> tuple[int, int]:
-    """(height, width) of a clip's frames after the resize.
-
-    ``low`` and ``high`` are the request's own ``min_pixels`` and ``max_pixels``, of one frame. The model's
-    budget is of one frame for Qwen2-VL and Qwen2.5-VL, of the whole clip for Qwen3-VL; there the
-    request's limits can only tighten it.
-    """
-    budget = _frame_budget(frames, spec, low, high)
-    if spec.family != "qwen3_vl":
-        return smart_resize(
-            height, width, factor=spec.factor, min_pixels=budget.min_pixels, max_pixels=budget.max_pixels
-        )
-    return smart_resize_clip(
-        frames,
-        height,
-        width,
-        factor=spec.factor,
-        temporal=spec.temporal_patch,
-        min_pixels=budget.min_pixels,
-        max_pixels=budget.max_pixels,
-    )
-
-
-# ---------------------------------------------------------------- budgets
-
-
-def _frame_budget(frames: int, spec: ProcessorSpec, low: int | None, high: int | None) -> PixelBudget:
-    check_pixel_limits(low, high)
-    if spec.family == "qwen3_vl":
-        most = min(_qwen3_most(frames, spec), high * frames if high else spec.video.max_pixels)
-        least = min(low * frames if low else spec.video.min_pixels, most)
-    else:
-        most = _qwen2_most(frames, spec, high or spec.video.max_pixels)
-        least = min(low or spec.video.min_pixels, most)
-    return PixelBudget(least, most)
-
-
-def _qwen3_most(frames: int, spec: ProcessorSpec) -> int:
-    """The clip's budget; with the cap, also a limit on what each of few frames may take of it."""
-    if not spec.frames.cap:
-        return spec.video.max_pixels
-    each = min(spec.frames.max_tokens * spec.factor**2, spec.video.max_pixels // frames)
-    return max(each, int(spec.video.min_pixels * 1.05)) * frames
-
-
-def _qwen2_most(frames: int, spec: ProcessorSpec, most: int) -> int:
-    """A frame's budget; with the cap, at most its share of nine tenths of the model's context."""
-    if not spec.frames.cap:
-        return most
-    whole = int(spec.frames.max_tokens * spec.factor**2 * 0.9)
-    return max(min(most, whole * spec.temporal_patch // frames), int(min(spec.video.min_pixels, most) * 1.05))
-
-
-def check_pixel_limits(low: int | None, high: int | None) -> None:
-    """MediaError when a request's ``min_pixels`` and ``max_pixels`` are not positive and in order."""
-    for name, value in (("min_pixels", low), ("max_pixels", high)):
-        if value is not None and value < 1:
-            raise MediaError(f"{name} must be at least 1, not {value}")
-    if low is not None and high is not None and low > high:
-        raise MediaError(f"min_pixels ({low}) must not exceed max_pixels ({high})")
 
 
 # ---------------------------------------------------------------- frames that were cut already

@@ -9,8 +9,9 @@ from PIL import Image
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import MediaError
 from mmserve.core.messages import VideoPart
+from mmserve.preprocess.budget import clip_size
 from mmserve.preprocess.sampling import frame_count, frame_indices, nearest_frames
-from mmserve.preprocess.video import clip_size, read_video
+from mmserve.preprocess.video import read_video
 
 
 def frames_of(medium):
