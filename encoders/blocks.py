@@ -50,7 +50,7 @@ class Merger(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(x.view(-1, self.width)) if self.wide_norm else self.norm(x).view(-1, self.width)
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(self.fc1(x, "gelu"))
 
 
 class PositionTable(Layer):

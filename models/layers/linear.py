@@ -21,8 +21,8 @@ class Linear(Layer):
         self.packed = self.linear.pack(self.weight.data)
         del self.weight
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x, self.packed, self.bias)
+    def forward(self, x: torch.Tensor, act: str | None = None) -> torch.Tensor:
+        return self.linear(x, self.packed, self.bias, act)
 
 
 class MergedLinear(Linear):

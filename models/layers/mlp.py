@@ -1,38 +1,12 @@
 """Feed-forward layers."""
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from mmserve.core.errors import ModelLoadError
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.linear import Linear, MergedLinear
-
-
-def quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "quick_gelu": quick_gelu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": gelu_tanh,
-    "silu": F.silu,
-}
-
-
-def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    if name not in ACTIVATIONS:
-        raise ModelLoadError(
-            f"hidden_act {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}", param="hidden_act"
-        )
-    return ACTIVATIONS[name]
+from mmserve.models.ops.reference import ACTIVATIONS
 
 
 class MLP(nn.Module):
@@ -42,10 +16,15 @@ class MLP(nn.Module):
         super().__init__()
         self.fc1 = Linear(width, hidden, place, bias=True)
         self.fc2 = Linear(hidden, outputs, place, bias=True)
-        self.act = activation(act)
+        self.act = act
+        if act not in ACTIVATIONS:
+            raise ModelLoadError(
+                f"hidden_act {act!r} is not supported; supported: {', '.join(ACTIVATIONS)}",
+                param="hidden_act",
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.act(self.fc1(x)))
+        return self.fc2(self.fc1(x, self.act))
 
 
 class GatedMLP(nn.Module):

@@ -2,6 +2,14 @@
 
 import torch
 
+from mmserve.models.ops.reference import ACTIVATIONS
+
+# Activations that oneDNN applies before it rounds the product: (its name, its algorithm).
+_FUSED: dict[str | None, tuple[str, str]] = {
+    "gelu": ("gelu", "none"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+}
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As the reference, bit for bit, in fewer new tensors."""
@@ -37,8 +45,12 @@ class OneDNNLinear:
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._reorder_linear_weight(weight, 1)
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str | None = None
+    ) -> torch.Tensor:
+        fused, algorithm = _FUSED.get(act, ("none", ""))
+        y = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, fused, [], algorithm)
+        return y if act is None or act in _FUSED else ACTIVATIONS[act](y)
 
     def unusable(self, dtype: torch.dtype) -> str | None:
         """Why this form cannot run here in ``dtype``; None when it can."""

@@ -1,5 +1,7 @@
 """The plain torch form of every operation, with the rounding of the checkpoints' own code."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -34,13 +36,32 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return (wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "quick_gelu": quick_gelu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "silu": F.silu,
+}
+
+
 class PlainLinear:
-    """``x @ weight.T + bias`` by torch, weights as they are."""
+    """``act(x @ weight.T + bias)`` by torch, weights as they are."""
 
     name = "plain"
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, weight, bias)
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str | None = None
+    ) -> torch.Tensor:
+        y = F.linear(x, weight, bias)
+        return y if act is None else ACTIVATIONS[act](y)

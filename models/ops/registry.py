@@ -18,13 +18,16 @@ Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LinearOp(Protocol):
-    """``pack`` a weight [out, in] once, then call with it as often as you like."""
+    """``pack`` a weight [out, in] once, then call with what it returned."""
 
     name: str
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor: ...
 
-    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str | None = None
+    ) -> torch.Tensor:
+        """``act(x @ weight.T + bias)``; ``act`` is a key of ``reference.ACTIVATIONS`` or None."""
 
 
 @dataclass(frozen=True)

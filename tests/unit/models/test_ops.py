@@ -72,6 +72,19 @@ def test_onednn_linear_equals_plain(dtype, rows, bias):
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("act", reference.ACTIVATIONS)
+def test_onednn_activation_equals_plain(dtype, act):
+    linear = cpu.OneDNNLinear()
+    if reason := linear.unusable(dtype):
+        pytest.skip(reason)
+    x, weight = torch.randn(9, 48).to(dtype), torch.randn(33, 48).to(dtype) / 7
+    found = linear(x, linear.pack(weight), None, act)
+    wanted = reference.PlainLinear()(x, weight, None, act)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
 def test_chosen_forms_are_named():
     assert choose_ops(CPU, torch.bfloat16, "plain").names["linear"] == "plain"
     assert choose_ops(CPU, torch.bfloat16).names["rms_norm"] == "cpu"
