@@ -11,7 +11,7 @@ from mmserve.models.forward import VisionRows
 
 
 class FlatBatch:
-    """``token_ids`` int64 [T], ``positions`` int64 [3, T], ``logit_rows`` int64 [R], and the attention spans."""
+    """``token_ids`` int64 [T], ``positions`` int64 [3, T], ``logit_rows`` int64 [R], attention spans."""
 
     def __init__(self, batch: Batch) -> None:
         self.num_rows = batch.num_tokens

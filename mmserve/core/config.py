@@ -63,8 +63,11 @@ class SchedulerOptions(Section):
     max_running: int = option(64, "requests in one batch", low=1, high=4096)
     max_waiting: int = option(512, "requests queued before new ones are refused with 503", low=1)
     step_tokens: int = option(512, "token budget of one step: decodes first, then prefill chunks", low=1)
-    encoder_tokens: int = option(
-        4096, "vision tokens encoded in one batch (one larger item runs alone)", low=1
+    encoder_tokens: int | None = option(
+        None,
+        "vision tokens encoded between two steps (one larger item runs alone); 256 on a CPU, 4096 on a GPU"
+        " if not given",
+        low=1,
     )
 
 

@@ -1,0 +1,254 @@
+"""The engine: prepared requests in, tokens out. One thread, one step at a time."""
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from mmserve.core.config import Config
+from mmserve.core.errors import ConfigError, InvalidRequest, MMServeError
+from mmserve.core.messages import FinishReason, PreparedRequest, TokenLogprob, TokenOutput, VisionItem
+from mmserve.encoders.pool import EmbeddingPool
+from mmserve.encoders.stage import EncoderStage
+from mmserve.engine.attention.matmul import MatmulAttention
+from mmserve.engine.features import FeatureClaims
+from mmserve.engine.kv.page_table import PageTable
+from mmserve.engine.kv.pool import KVPool, KVShape, pages_in
+from mmserve.engine.limits import answer_length, check_sampling
+from mmserve.engine.runner.devices import device_for
+from mmserve.engine.runner.runner import Runner
+from mmserve.engine.sampling.sampler import Sampler
+from mmserve.engine.scheduler.request import Batch, Request
+from mmserve.engine.scheduler.scheduler import Scheduler
+from mmserve.models.registry import LoadedModel
+
+log = logging.getLogger(__name__)
+
+ENCODER_TOKENS = {"cpu": 256, "cuda": 4096}  # a CPU gains nothing from larger batches, and others wait
+
+
+class Engine:
+    """Owns the KV pool, the encoder pool and every request between ``submit`` and its last output."""
+
+    def __init__(self, model: LoadedModel, config: Config, eos_ids: Iterable[int]) -> None:
+        """ConfigError when the KV pool cannot hold ``max_model_len`` tokens."""
+        if config.runner.threads:
+            torch.set_num_threads(config.runner.threads)
+        self.model = model
+        self.config = config
+        self.eos_ids = frozenset(eos_ids)
+        self.kv = _kv_pool(model, config)
+        self.max_model_len = _max_model_len(model, config, self.kv)
+        self.encoder_tokens = config.scheduler.encoder_tokens or ENCODER_TOKENS[model.device.type]
+        self.stage = _encoder_stage(model, config, self.encoder_tokens)
+        self.claims = FeatureClaims(self.stage.pool)
+        self.scheduler = Scheduler(config.scheduler, self.kv.allocator, self.claims)
+        self.runner = Runner(
+            model.language,
+            MatmulAttention(self.kv),
+            self.claims,
+            device_for(model.device),
+            config.scheduler.max_running,
+        )
+        self.sampler = Sampler()
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._stalled = False
+        self._steps = 0
+
+    # ------------------------------------------------------------ requests come and go
+
+    def submit(self, prepared: PreparedRequest) -> None:
+        """Queue a request. InvalidRequest, ContextLengthExceeded, MediaError or Overloaded take nothing."""
+        sampling = prepared.sampling
+        check_sampling(sampling, self.model.config.text.vocab_size)
+        max_tokens = answer_length(prepared, self.max_model_len)
+        for item in prepared.items:
+            self.stage.check(item)
+        if prepared.request_id in self._requests:
+            raise InvalidRequest(f"request id {prepared.request_id!r} is in use", param="request_id")
+        request = Request(
+            prepared=prepared,
+            arrival=self._arrivals,
+            max_tokens=max_tokens,
+            stop_ids=frozenset(sampling.stop_token_ids)
+            | (frozenset() if sampling.ignore_eos else self.eos_ids),
+            table=PageTable(self.kv.page_size),
+            seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
+        )
+        self.scheduler.add(request)
+        self._requests[prepared.request_id] = request
+        self._arrivals += 1
+
+    def abort(self, request_id: str) -> TokenOutput | None:
+        """End a request in whatever state, free all it holds, and return its last output; None if unknown."""
+        request = self._requests.get(request_id)
+        return None if request is None else self._finish(request, "abort")
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    # ------------------------------------------------------------ the loop's body
+
+    def step(self) -> list[TokenOutput]:
+        """Encode at most one batch of pictures, compute one batch of tokens, and return what is new.
+
+        An error ends the requests that were part of it, with ``finish_reason`` "error"; it is raised
+        only when the engine's state is no longer sound.
+        """
+        failed = self._encode_some()
+        batch = self.scheduler.schedule()
+        self._stalled = not batch
+        return failed + (self._compute(batch) if batch else [])
+
+    def _encode_some(self) -> list[TokenOutput]:
+        wanted = self.scheduler.next_items(self.encoder_tokens)
+        items = self.stage.next_batch(wanted) if wanted else []
+        if not items and self._stalled:
+            items = wanted[:1]  # nothing can be computed without it: idle entries must make room
+        try:
+            with torch.inference_mode():
+                self.stage.encode_batch(items)
+        except Exception as error:
+            return self._fail(self._owners(items), error)
+        return []
+
+    def _compute(self, batch: Batch) -> list[TokenOutput]:
+        now = time.monotonic()
+        for chunk in batch:
+            chunk.request.scheduled = chunk.request.scheduled or now
+        sampling = [chunk.request for chunk in batch if chunk.samples]
+        try:
+            logits = self.runner.run(batch)
+            with torch.inference_mode():
+                sampled = self.sampler.sample(logits, sampling) if sampling else []
+        except Exception as error:
+            return self._fail([chunk.request for chunk in batch], error)
+        self._steps += 1
+        self.scheduler.advance(batch)
+        return [
+            self._result(r, token, logprob) for r, (token, logprob) in zip(sampling, sampled, strict=True)
+        ]
+
+    def _result(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenOutput:
+        request.append(token)
+        request.first_token = request.first_token or time.monotonic()
+        logprobs = None if logprob is None else (logprob,)
+        if request.finish_reason:
+            return self._finish(request, request.finish_reason, (token,), logprobs)
+        return self._output(request, (token,), logprobs)
+
+    # ------------------------------------------------------------ ends
+
+    def _fail(self, requests: Sequence[Request], error: Exception) -> list[TokenOutput]:
+        log.error("a step failed; %d requests end with it", len(requests), exc_info=error)
+        message = error.message if isinstance(error, MMServeError) else f"{type(error).__name__}: {error}"
+        outputs = [self._finish(request, "error", error=message) for request in requests]
+        self.check_integrity()
+        return outputs
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+        error: str | None = None,
+    ) -> TokenOutput:
+        """Everything the request holds is free when this returns."""
+        self.scheduler.finish(request, reason)
+        self.sampler.forget(request)
+        del self._requests[request.request_id]
+        request.finished = time.monotonic()
+        return self._output(request, tokens, logprobs, error)
+
+    def _output(
+        self,
+        request: Request,
+        tokens: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...] | None,
+        error: str | None = None,
+    ) -> TokenOutput:
+        return TokenOutput(
+            request_id=request.request_id,
+            token_ids=tokens,
+            logprobs=logprobs,
+            finish_reason=request.finish_reason,
+            error=error,
+            prompt_tokens=request.prompt_len,
+            timings=request.timings(),
+        )
+
+    def _owners(self, items: Sequence[VisionItem]) -> list[Request]:
+        digests = {item.digest for item in items}
+        return [
+            r
+            for r in list(self._requests.values())
+            if any(i.digest in digests for i in r.items[r.items_held :])
+        ]
+
+    # ------------------------------------------------------------ what others may know
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and gauges for health, logs and metrics."""
+        pages = self.kv.allocator
+        return {
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "steps": self._steps,
+            "requests": self._arrivals,
+            "preemptions": self.scheduler.preemptions,
+            "kv_pages": pages.total - 1,
+            "kv_pages_free": pages.free,
+            "kv_page_size": self.kv.page_size,
+            "encoded_items": self.stage.encoded_items,
+            "encoded_tokens": self.stage.encoded_tokens,
+            "encoder_pool_bytes": self.stage.pool.used_bytes,
+            "encoder_pool_evictions": self.stage.pool.evictions,
+        }
+
+    def check_integrity(self) -> None:
+        """AssertionError unless pages and pins are each free or owned, and by one request."""
+        self.scheduler.check_integrity()
+        self.stage.pool.check_integrity()
+        queued = len(self.scheduler.running) + len(self.scheduler.waiting)
+        assert queued == len(self._requests), f"{len(self._requests)} requests, {queued} in the queues"
+
+
+def _kv_pool(model: LoadedModel, config: Config) -> KVPool:
+    text, cache = model.config.text, config.cache
+    shape = KVShape(text.num_layers, text.num_kv_heads, text.head_dim, model.dtype)
+    pages = pages_in(cache.kv_cache_mib, shape, cache.page_size)
+    return KVPool(shape, pages, cache.page_size, model.device)
+
+
+def _max_model_len(model: LoadedModel, config: Config, kv: KVPool) -> int:
+    wanted = config.model.max_model_len
+    if wanted is None:
+        return min(model.config.max_position, kv.tokens)
+    if wanted > model.config.max_position:
+        raise ConfigError(
+            f"max_model_len is {wanted}; the model goes up to {model.config.max_position}",
+            param="max_model_len",
+        )
+    if wanted > kv.tokens:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but a KV pool of {config.cache.kv_cache_mib} MiB holds {kv.tokens}"
+            " tokens: lower it or raise kv_cache_mib",
+            param="max_model_len",
+        )
+    return wanted
+
+
+def _encoder_stage(model: LoadedModel, config: Config, budget: int) -> EncoderStage:
+    return EncoderStage(
+        model.encoder,
+        budget,
+        EmbeddingPool(config.cache.encoder_cache_mib << 20),
+        merge_size=model.config.vision.merge_size,
+        token_bytes=model.vision_token_bytes,
+    )

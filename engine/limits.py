@@ -1,0 +1,52 @@
+"""What a request may ask for; refused here before it takes anything."""
+
+from mmserve.core.errors import ContextLengthExceeded, InvalidRequest
+from mmserve.core.messages import PreparedRequest, SamplingParams
+
+MAX_LOGPROBS = 20
+
+
+def answer_length(request: PreparedRequest, max_len: int) -> int:
+    """Most tokens that ``request`` may generate; ContextLengthExceeded if it asks for more than fits."""
+    prompt, wanted = request.num_tokens, request.sampling.max_tokens
+    if prompt >= max_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {prompt} tokens, which leaves no room for an answer: prompt and answer"
+            f" together may have {max_len} tokens",
+            param="messages",
+        )
+    if wanted is None:
+        return max_len - prompt
+    if prompt + wanted > max_len:
+        raise ContextLengthExceeded(
+            f"the prompt has {prompt} tokens and max_tokens asks for {wanted} more, {prompt + wanted} in all:"
+            f" together they may have {max_len} tokens",
+            param="max_tokens",
+        )
+    return wanted
+
+
+def check_sampling(params: SamplingParams, vocab: int) -> None:
+    """InvalidRequest, naming the field, unless every value is in its range."""
+    for name, fine, allowed in _rules(params):
+        if not fine:
+            raise InvalidRequest(f"{name} must be {allowed}, not {getattr(params, name)!r}", param=name)
+    for name in ("logit_bias", "stop_token_ids"):
+        strangers = [t for t in getattr(params, name) if not 0 <= t < vocab]
+        if strangers:
+            raise InvalidRequest(
+                f"{name} has token {strangers[0]}, but this model's tokens are 0 to {vocab - 1}", param=name
+            )
+
+
+def _rules(p: SamplingParams) -> list[tuple[str, bool, str]]:
+    return [
+        ("temperature", 0 <= p.temperature < float("inf"), "a number from 0 up"),
+        ("top_k", p.top_k >= 0, "0 (off) or more"),
+        ("top_p", 0 <= p.top_p <= 1, "from 0 to 1"),
+        ("min_p", 0 <= p.min_p <= 1, "from 0 to 1"),
+        ("repetition_penalty", 0 < p.repetition_penalty < float("inf"), "greater than 0"),
+        ("max_tokens", p.max_tokens is None or p.max_tokens > 0, "at least 1"),
+        ("min_tokens", p.min_tokens >= 0, "0 or more"),
+        ("logprobs", p.logprobs is None or 0 <= p.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+    ]

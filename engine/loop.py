@@ -1,0 +1,158 @@
+"""The engine on a thread of its own: commands in by a queue, outputs out by callbacks."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mmserve.core.errors import EngineDead, MMServeError
+from mmserve.core.messages import PreparedRequest, TokenOutput
+
+log = logging.getLogger(__name__)
+
+Delivery = TokenOutput | MMServeError
+Deliver = Callable[[Delivery], None]
+
+
+class Steps(Protocol):
+    """What the loop needs of ``engine.Engine``."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def submit(self, prepared: PreparedRequest) -> None: ...
+    def abort(self, request_id: str) -> TokenOutput | None: ...
+    def step(self) -> list[TokenOutput]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def check_integrity(self) -> None: ...
+
+
+class EngineThread:
+    """Runs ``engine`` until ``stop``. Only its thread touches the engine.
+
+    A callback is called on that thread, so it must be quick: with each output of its request, or once
+    with the error that refused it. If the loop breaks, every waiting callback gets EngineDead.
+    """
+
+    def __init__(self, engine: Steps) -> None:
+        self.dead: EngineDead | None = None
+        self._engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiters: dict[str, Deliver] = {}
+        self._gate = threading.Lock()  # orders submissions before or after the engine's end
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.dead is None
+
+    def submit(self, request: PreparedRequest, deliver: Deliver) -> None:
+        """Hand ``request`` over; EngineDead if nobody is there to take it."""
+        self._command(lambda: self._submit(request, deliver))
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; its callback is not called again. Unknown ones are ignored."""
+        if self.alive:
+            self._commands.put(lambda: self._abort(request_id))
+
+    def stats(self) -> dict[str, Any]:
+        return self._engine.stats()
+
+    def stop(self) -> None:
+        """Abort what runs and end the thread; later submissions find the engine dead."""
+        self._commands.put(self._stop)
+        self._thread.join()
+
+    # ------------------------------------------------------------ on the engine's thread
+
+    def _main(self) -> None:
+        try:
+            while not self._stopping:
+                self._receive()
+                for output in self._engine.step() if self._engine.has_work else ():
+                    self._deliver(output)
+        except BaseException as error:
+            log.exception("the engine loop ended with an error")
+            self._end(EngineDead(f"the engine ended with an error: {type(error).__name__}: {error}"))
+        else:
+            self._end(EngineDead("the engine was stopped"))
+
+    def _receive(self) -> None:
+        """Run all commands that are there; with nothing to do, wait for one."""
+        if not self._engine.has_work:
+            self._engine.check_integrity()
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _submit(self, request: PreparedRequest, deliver: Deliver) -> None:
+        try:
+            self._engine.submit(request)
+        except MMServeError as refusal:
+            deliver(refusal)
+        else:
+            self._waiters[request.request_id] = deliver
+
+    def _abort(self, request_id: str) -> None:
+        self._waiters.pop(request_id, None)
+        self._engine.abort(request_id)
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for request_id in list(self._waiters):
+            output = self._engine.abort(request_id)
+            if output is not None:
+                self._deliver(output)
+
+    def _deliver(self, output: TokenOutput) -> None:
+        waiter = self._waiters.get(output.request_id)
+        if output.finish_reason:
+            self._waiters.pop(output.request_id, None)
+        if waiter is not None:
+            waiter(output)
+
+    # ------------------------------------------------------------ the end
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._gate:
+            if self.dead:
+                raise self.dead
+            self._commands.put(command)
+
+    def _end(self, reason: EngineDead) -> None:
+        """Nobody may wait for an engine that is gone: tell those who do, and those on their way in."""
+        with self._gate:
+            self.dead = reason
+        self._engine = _Gone(reason, self._engine.stats())
+        while not self._commands.empty():
+            self._commands.get()()
+        for deliver in self._waiters.values():
+            deliver(reason)
+        self._waiters.clear()
+
+
+class _Gone:
+    """Stands where the engine was: refuses everything, remembers its last figures."""
+
+    has_work = False
+
+    def __init__(self, reason: EngineDead, stats: dict[str, Any]) -> None:
+        self._reason = reason
+        self._stats = stats
+
+    def submit(self, prepared: PreparedRequest) -> None:
+        raise self._reason
+
+    def abort(self, request_id: str) -> None:
+        return None
+
+    def step(self) -> list[TokenOutput]:
+        return []
+
+    def stats(self) -> dict[str, Any]:
+        return self._stats
+
+    def check_integrity(self) -> None:
+        pass

@@ -1,0 +1,206 @@
+"""Chats in, text out: preprocessing, engine and detokenizer behind one asynchronous call."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmserve.core.config import Config
+from mmserve.core.env import prepare_environment
+from mmserve.core.errors import MMServeError
+from mmserve.core.messages import (
+    ChatInput,
+    FinishReason,
+    TextLogprob,
+    TextOutput,
+    Timings,
+    TokenLogprob,
+    TokenOutput,
+    Usage,
+)
+from mmserve.engine.detokenizer import Detokenizer, TokenBytes
+from mmserve.engine.loop import Delivery, EngineThread
+
+if TYPE_CHECKING:
+    from mmserve.preprocess.pool import Preparer
+    from mmserve.preprocess.processor import Prepared, Processor
+    from mmserve.preprocess.spec import ProcessorSpec
+
+
+class Service:
+    """A loaded model that answers chats. Make it with ``load``; ``close`` it when done.
+
+    It may be called from any event loop, also from several.
+    """
+
+    def __init__(
+        self, config: Config, processor: "Processor", preparer: "Preparer", engine: EngineThread
+    ) -> None:
+        self.config = config
+        self.model_name = config.model.served_model_name or _own_name(config.model.model)
+        self.processor = processor
+        self._preparer = preparer
+        self._engine = engine
+        self._tokens = TokenBytes.from_json(processor.spec.tokenizer_json)
+
+    @classmethod
+    def load(cls, config: Config) -> "Service":
+        """Load the model and start its engine. ModelLoadError or ConfigError say what is wrong."""
+        prepare_environment()
+        import torch
+
+        from mmserve.engine.engine import Engine
+        from mmserve.models.registry import load_model
+        from mmserve.preprocess.pool import PreparePool
+        from mmserve.preprocess.processor import Processor
+        from mmserve.preprocess.spec import ProcessorSpec
+
+        if config.runner.threads:
+            torch.set_num_threads(config.runner.threads)
+        model = load_model(config.model, linear_backend=config.runner.linear_backend)
+        spec = ProcessorSpec.load(model.folder)
+        processor = Processor(spec, config.media)
+        engine = Engine(model, config, spec.eos_ids)
+        preparer = PreparePool(processor, workers=config.media.workers)
+        return cls(config, processor, preparer, EngineThread(engine))
+
+    @property
+    def spec(self) -> "ProcessorSpec":
+        return self.processor.spec
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine runs."""
+        return self._engine.alive
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and gauges of the engine (see ``Engine.stats``)."""
+        return self._engine.stats()
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of ``text``, in which reserved tokens count."""
+        return self.processor.tokenize(text)
+
+    def detokenize(self, token_ids: list[int]) -> str:
+        """The text of ``token_ids``, special tokens included."""
+        return self.processor.decode(token_ids, skip_special_tokens=False)
+
+    async def generate(self, chat: ChatInput) -> AsyncGenerator[TextOutput, None]:
+        """The answer to ``chat`` in pieces; the last one alone has a ``finish_reason``.
+
+        MMServeError when the request is refused or the engine dies. Closing or cancelling it frees all
+        that the request held within a step.
+        """
+        async for output in self.answer(await self._preparer.prepare(chat)):
+            yield output
+
+    async def answer(self, prepared: "Prepared") -> AsyncGenerator[TextOutput, None]:
+        """As ``generate``, of a request that is prepared already."""
+        deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        answer = Answer(prepared, self._tokens)
+        self._engine.submit(prepared.request, lambda delivery: _hand_over(loop, deliveries, delivery))
+        try:
+            while answer.finish_reason is None:
+                delivery = await deliveries.get()
+                if isinstance(delivery, MMServeError):
+                    raise delivery
+                output = answer.add(delivery)
+                if answer.ended_early:
+                    self._engine.abort(answer.request_id)
+                if output is not None:
+                    yield output
+        finally:
+            if answer.finish_reason is None:
+                self._engine.abort(answer.request_id)
+
+    def close(self) -> None:
+        """Abort what still runs and free the threads."""
+        self._engine.stop()
+        closing = threading.Thread(target=lambda: asyncio.run(self._preparer.close()))
+        closing.start()  # on a thread, since the caller may stand in an event loop
+        closing.join()
+
+
+class Answer:
+    """One answer in the making: tokens in, text out, and the count of both."""
+
+    def __init__(self, prepared: "Prepared", tokens: TokenBytes) -> None:
+        request = prepared.request
+        self.request_id = request.request_id
+        self.finish_reason: FinishReason | None = None
+        self.ended_early = False  # by a stop string, of which the engine does not know
+        self._prepared = prepared
+        self._tokens = tokens
+        self._detokenizer = Detokenizer(tokens, request.stop, request.sampling.min_tokens)
+        self._completion = 0
+        self._ids: list[int] = []  # taken since the last piece of text
+        self._logprobs: list[TextLogprob] = []
+
+    def add(self, output: TokenOutput) -> TextOutput | None:
+        """The next piece of text, or None while there is nothing to show."""
+        text = "".join(self._take(output))
+        self.ended_early = self._detokenizer.stopped and output.finish_reason is None
+        self.finish_reason = "stop" if self._detokenizer.stopped else output.finish_reason
+        if self.finish_reason:
+            text += self._detokenizer.flush()
+        elif not text:
+            return None
+        return self._piece(text, output)
+
+    def _take(self, output: TokenOutput) -> list[str]:
+        """The text of each token; that of a stop token is not part of the answer."""
+        self._completion += len(output.token_ids)
+        self._ids += output.token_ids
+        self._logprobs += [self._shown(logprob) for logprob in output.logprobs or ()]
+        spoken = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
+        return [self._detokenizer.add(token) for token in spoken]
+
+    def _piece(self, text: str, output: TokenOutput) -> TextOutput:
+        ids, self._ids = tuple(self._ids), []
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return TextOutput(
+            request_id=self.request_id,
+            text=text,
+            token_ids=ids,
+            logprobs=None if self._prepared.request.sampling.logprobs is None else logprobs,
+            finish_reason=self.finish_reason,
+            error=output.error,
+            usage=self._usage(output),
+            timings=_ended(output.timings) if self.ended_early else output.timings,
+        )
+
+    def _usage(self, output: TokenOutput) -> Usage:
+        return Usage(
+            prompt_tokens=output.prompt_tokens,
+            completion_tokens=self._completion,
+            cached_tokens=output.cached_tokens,
+            image_tokens=self._prepared.image_tokens,
+            video_tokens=self._prepared.video_tokens,
+        )
+
+    def _shown(self, logprob: TokenLogprob) -> TextLogprob:
+        top = tuple((self._tokens.raw(token), value) for token, value in logprob.top)
+        return TextLogprob(self._tokens.raw(logprob.token_id), logprob.logprob, top)
+
+
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, deliveries: "asyncio.Queue[Delivery]", delivery: Delivery
+) -> None:
+    """From the engine's thread to the waiting coroutine; a loop that was closed waits for nothing."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(deliveries.put_nowait, delivery)
+
+
+def _ended(timings: Timings | None) -> Timings | None:
+    if timings is None:
+        return None
+    return Timings(timings.arrived, timings.scheduled, timings.encoded, timings.first_token, time.monotonic())
+
+
+def _own_name(model: str) -> str:
+    """A hub name as it is, a folder by its last part."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
