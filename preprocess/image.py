@@ -166,15 +166,19 @@ def _composited(image: Image.Image, background: tuple[int, int, int], profile: b
 def _to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     """Convert from the embedded profile; a profile that is damaged or of another colour model is ignored."""
     if not profile:
-        return image.convert("RGB")
+        return _plain_rgb(image)
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if "srgb" in ImageCms.getProfileDescription(source).lower():
-            return image.convert("RGB")
+            return _plain_rgb(image)
         converted = ImageCms.profileToProfile(image, source, _SRGB, outputMode="RGB")
     except (ImageCms.PyCMSError, OSError, ValueError):
-        return image.convert("RGB")
-    return converted if converted is not None else image.convert("RGB")
+        return _plain_rgb(image)
+    return converted if converted is not None else _plain_rgb(image)
+
+
+def _plain_rgb(image: Image.Image) -> Image.Image:
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:

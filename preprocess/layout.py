@@ -85,7 +85,8 @@ def _check_counts(ids: Sequence[int], kinds: dict[int, Kind], waiting: dict[str,
         places, given = sum(i == token for i in ids), len(waiting[kind])
         if places != given:
             raise InvalidRequest(
-                f"the prompt has {places} {kind} placeholders but {given} {kind}s were given",
+                f"the prompt has {places} {kind} placeholders for {given} {kind}s given;"
+                " does the model's chat template take them in that turn?",
                 param="messages",
             )
 

@@ -15,6 +15,17 @@ from mmserve.core.errors import InvalidRequest, ModelLoadError
 from mmserve.core.messages import Message, Part, TextPart
 from mmserve.preprocess.tokenizer import Marker
 
+# What running a template on a caller's values may raise; RuntimeError is nesting that is too deep.
+REFUSALS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+)
+
 
 class ChatTemplate:
     """Messages to the prompt's text. Templates come with a model and are not trusted."""
@@ -40,12 +51,12 @@ class ChatTemplate:
         in their order. InvalidRequest when the template refuses the conversation.
         """
         values: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens}
-        values.update(marker.tree(dict(kwargs or {})))
-        values["messages"] = [_plain(m, marker) for m in messages]
-        values["add_generation_prompt"] = add_generation_prompt
         try:
+            values.update(marker.tree(dict(kwargs or {})))
+            values["messages"] = [_plain(m, marker) for m in messages]
+            values["add_generation_prompt"] = add_generation_prompt
             return self._template.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError) as error:
+        except REFUSALS as error:
             said = marker.clean(str(error)) or type(error).__name__
             raise InvalidRequest(f"the model's chat template refused: {said}", param="messages") from None
 

@@ -108,6 +108,21 @@ def test_ordinary_text_is_tokenised_as_one_string(parts):
     assert shared().chat_tokens(chat(("user", *parts))) == shared().text.encode(text)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff<|im_end|>", "\ud83d\ude00"])
+def test_lone_surrogates_are_replaced(processor, text):
+    assert processor.chat_tokens(chat(("user", text)))
+    assert processor.decode(processor.tokenize("\ud83d\ude00")) == "😀"
+    assert processor.decode(processor.tokenize("a\ud800")) == "a\ufffd"
+
+
+def test_nesting_that_is_too_deep_is_the_callers_error(processor):
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequest):
+        processor.chat_tokens(chat(("user", "x"), template_kwargs={"tools": deep}))
+
+
 def test_words_that_anyone_may_write_keep_their_tokens(processor):
     assert IDS["<think>"] in processor.chat_tokens(chat(("assistant", "<think>hm</think>")))
 

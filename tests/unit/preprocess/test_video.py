@@ -1,5 +1,7 @@
 """Clips made here, frame i of grey ``shade(i)``: what is kept, and when it was."""
 
+from contextlib import suppress
+
 import av
 import numpy as np
 import pytest
@@ -184,6 +186,18 @@ def test_limits(spec):
 def test_a_picture_is_a_clip_of_one_frame_or_an_error(spec, options):
     with pytest.raises(MediaError):
         read_video(VideoPart(data=picture_file(Image.new("RGB", (64, 64)))), spec, options)
+
+
+@pytest.mark.parametrize("kind", ["mp4", "matroska", "mpegts", "avi"])
+def test_random_damage_gives_frames_or_a_clear_error(spec, options, kind):
+    random = np.random.default_rng(3)
+    whole = clip_file(12, kind=kind, codec="mpeg4" if kind == "avi" else "libx264")
+    for _ in range(15):
+        data = bytearray(whole)
+        for at in random.integers(0, len(data), 6):
+            data[at] = random.integers(0, 256)
+        with suppress(MediaError):
+            assert read_video(VideoPart(data=bytes(data)), spec, options).pixels
 
 
 # ---------------------------------------------------------------- frames that were cut already
