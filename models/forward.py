@@ -12,8 +12,8 @@ class Attention(Protocol):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
         """Store ``k, v`` [T, kv_heads, head_dim] of ``layer`` and attend with ``q`` [T, heads, head_dim].
 
-        Scale is ``head_dim ** -0.5``. Query row t of a request sees that request's tokens up to and
-        including t. Returns [T, heads, head_dim].
+        All three may be strided views. Scale is ``head_dim ** -0.5``. Query row t of a request sees that
+        request's tokens up to and including t. Returns [T, heads, head_dim].
         """
 
 

@@ -20,6 +20,6 @@ def pytest_terminal_summary(terminalreporter, config):
     if not ROWS or config.option.verbose < 0:
         return
     terminalreporter.section("worst differences from transformers")
-    terminalreporter.write_line(f"{'model':<22}{'case':<34}{'found':>10}{'allowed':>10}")
+    terminalreporter.write_line(f"{'model':<22}{'case':<42}{'found':>10}{'allowed':>10}")
     for (model, case), (found, allowed) in sorted(ROWS.items()):
-        terminalreporter.write_line(f"{model:<22}{case:<34}{found:>10.2e}{allowed:>10.0e}")
+        terminalreporter.write_line(f"{model:<22}{case:<42}{found:>10.2e}{allowed:>10.0e}")

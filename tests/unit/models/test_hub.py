@@ -57,3 +57,19 @@ def test_name_that_is_neither(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="neither a folder here nor a hub name"):
         hub.resolve("a name with spaces")
+
+
+def test_cached_model_works_offline(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--owner--name"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    assert hub.resolve("owner/name") == snapshot
+    with pytest.raises(ModelLoadError, match="not in the cache and the hub cannot be reached"):
+        hub.resolve("owner/other")
