@@ -35,11 +35,11 @@ async def fetch(ref: str, media: MediaOptions, param: str | None = None, kind: K
     with naming(param):
         scheme = ref[:8].split(":", 1)[0].strip().lower()
         if scheme == "data":
-            return decode_data_url(ref, _limit(media, kind))
+            return await asyncio.to_thread(decode_data_url, ref, _limit(media, kind))
         if scheme in ("http", "https"):
             return await _fetch_http(ref.strip(), media, _limit(media, kind))
         if scheme == "file":
-            return _read_file_url(ref, media, _limit(media, kind))
+            return await asyncio.to_thread(_read_file_url, ref, media, _limit(media, kind))
         raise MediaError("media must be given as a data:, http://, https:// or file:// URL")
 
 
