@@ -1,6 +1,7 @@
 """Chats in, text out: preprocessing, engine and detokenizer behind one asynchronous call."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from mmserve.preprocess.pool import Preparer
     from mmserve.preprocess.processor import Prepared, Processor
     from mmserve.preprocess.spec import ProcessorSpec
+
+log = logging.getLogger(__name__)
 
 
 class Service:
@@ -64,6 +67,7 @@ class Service:
         processor = Processor(spec, config.media)
         engine = Engine(model, config, spec.eos_ids)
         preparer = PreparePool(processor, workers=config.media.workers)
+        log.info("backends: %s", ", ".join(f"{op} {form}" for op, form in model.backends.items()))
         return cls(config, processor, preparer, EngineThread(engine))
 
     @property

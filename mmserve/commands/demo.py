@@ -37,7 +37,7 @@ class Caption(NamedTuple):
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("demo", help="caption the samples that ship with mmserve and check them")
-    session.add_runner_arguments(parser)
+    session.add_model_arguments(parser)
     parser.set_defaults(run=run)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from mmserve import __version__
 from mmserve.commands import session
 from mmserve.core.config import Config, add_arguments, from_arguments
+from mmserve.core.errors import ModelLoadError
 
 PACKAGES = (
     *("torch", "safetensors", "tokenizers", "numpy", "pillow", "opencv-python-headless", "av"),
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
 
 def examine(config: Config) -> dict[str, Any]:
     """Everything that can be told without loading the model."""
+    from mmserve import backends
+
     return {
         "mmserve": __version__,
         "python": platform.python_version(),
@@ -47,8 +50,28 @@ def examine(config: Config) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "cpu": cpu(),
         "gpu": gpus(),
-        "backends": backends(config),
+        "model": model(config),
+        "backends": backends.expected(config),
         "config": config.flat(),
+    }
+
+
+def model(config: Config) -> dict[str, Any]:
+    """What its folder says of the model, if it is on this machine."""
+    from mmserve import backends
+
+    try:
+        found = backends.on_this_machine(config)
+    except ModelLoadError as error:
+        return {"name": config.model.model, "problem": error.message}
+    if found is None:
+        return {"name": config.model.model, "where": "on the hub, or in its cache"}
+    text, vision = found.text, found.vision
+    return {
+        "name": config.model.model,
+        "family": found.family,
+        "text": f"{text.num_layers} layers of {text.hidden_size}, {text.vocab_size} tokens",
+        "vision": f"{vision.depth} layers of {vision.hidden_size}, patches of {vision.patch_size}",
     }
 
 
@@ -78,19 +101,6 @@ def gpus() -> list[dict[str, Any]]:
         }
         for c in cards
     ]
-
-
-def backends(config: Config) -> dict[str, Any]:
-    """What will run on this machine, told without loading the model."""
-    import torch
-
-    from mmserve.models.ops.registry import choose_ops
-
-    wanted = config.model.device
-    device = "cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu"
-    dtype = torch.float32 if config.model.dtype == "float32" else torch.bfloat16
-    ops = choose_ops(torch.device(device), dtype, config.runner.linear_backend)
-    return {"device": device, "operations": dict(ops.names)}
 
 
 def load(config: Config) -> dict[str, Any]:

@@ -21,11 +21,6 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, *SECTIONS)
 
 
-def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a command whose model is the bundled one."""
-    add_arguments(parser, *SECTIONS, skip=("model", "revision", "served_model_name", "load_format"))
-
-
 def quiet() -> None:
     """Only warnings reach the terminal, so that it belongs to the model's words."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")

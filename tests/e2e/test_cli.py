@@ -96,7 +96,8 @@ def test_doctor_tells_the_machine_and_every_setting(capsys):
     report = json.loads(out)
     assert report["cpu"]["cores"] >= 1
     assert report["config"]["server"]["port"] == 9
-    assert report["backends"]["device"] in ("cpu", "cuda")
+    assert report["backends"]["device"]["runs"] in ("cpu", "cuda")
+    assert all(choice["why"] for choice in report["backends"].values())
     assert report["packages"]["torch"]
     assert "secret" not in out
     assert cli.main(["doctor"]) == 0

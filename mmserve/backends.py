@@ -1,0 +1,79 @@
+"""Which device, precision and forms of operations a configuration will run with on this machine, and why."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmserve.core.config import BUNDLED_MODEL, Config
+from mmserve.core.errors import ModelLoadError
+from mmserve.models.config import ModelConfig, read_config
+from mmserve.models.hub import resolve
+from mmserve.models.ops.cpu import OneDNNLinear
+from mmserve.models.ops.registry import choose_ops
+
+Choice = dict[str, Any]
+
+
+def expected(config: Config) -> dict[str, Choice]:
+    """``{part: {"runs": ..., "why": ...}}``, told without loading the model or reaching for the hub."""
+    device, dtype = _device(config.model.device), _dtype(config)
+    ops = choose_ops(
+        torch.device(device["runs"]), getattr(torch, dtype["runs"]), config.runner.linear_backend
+    )
+    names = dict(ops.names)
+    linear = names.pop("linear")
+    return {
+        "device": device,
+        "dtype": dtype,
+        "attention": {"runs": "torch", "why": "matrix products on views of the KV pool; the only one so far"},
+        "linear": {"runs": linear, "why": _linear_reason(config, device["runs"], dtype["runs"], linear)},
+        "operations": {"runs": names, "why": "the device's own form of each where there is one"},
+        "threads": {
+            "runs": config.runner.threads or torch.get_num_threads(),
+            "why": "asked for" if config.runner.threads else "torch's choice for this machine",
+        },
+    }
+
+
+def _device(wanted: str) -> Choice:
+    seen = torch.cuda.is_available()
+    if wanted == "cpu":
+        return {"runs": "cpu", "why": "asked for"}
+    if seen:
+        return {"runs": "cuda", "why": "torch sees " + torch.cuda.get_device_name(0)}
+    return {
+        "runs": "cpu",
+        "why": "torch sees no NVIDIA GPU" + (", though cuda is asked for" * (wanted == "cuda")),
+    }
+
+
+def _dtype(config: Config) -> Choice:
+    if config.model.dtype != "auto":
+        return {"runs": config.model.dtype, "why": "asked for"}
+    try:
+        kept = on_this_machine(config)
+    except ModelLoadError:
+        kept = None
+    if kept is None:
+        return {"runs": "bfloat16", "why": "what most models have; the checkpoint decides when it is loaded"}
+    if kept.dtype == "float16":
+        return {"runs": "bfloat16", "why": "the checkpoint is float16, which is slow on a CPU"}
+    return {"runs": kept.dtype or "float32", "why": "the checkpoint's own"}
+
+
+def on_this_machine(config: Config) -> ModelConfig | None:
+    """The model's own configuration; None if only the hub could tell, ModelLoadError if it is wrong."""
+    name = config.model.model
+    local = name == BUNDLED_MODEL or Path(name).expanduser().exists()
+    return read_config(resolve(name)) if local else None
+
+
+def _linear_reason(config: Config, device: str, dtype: str, runs: str) -> str:
+    if config.runner.linear_backend != "auto":
+        return "asked for"
+    if runs == "onednn":
+        return "weights laid out for oneDNN beforehand are read fastest on a CPU"
+    if device != "cpu":
+        return "the device's own matrix products"
+    return f"onednn cannot run: {OneDNNLinear().unusable(getattr(torch, dtype))}"
