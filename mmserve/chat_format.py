@@ -68,7 +68,7 @@ def parse_messages(
 def _message(message: Any, loader: Loader, param: str) -> Message:
     fields = _mapping(message, param)
     role = fields.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(
             f"{param}.role must be one of {', '.join(sorted(ROLES))}, not {role!r}", param=f"{param}.role"
         )

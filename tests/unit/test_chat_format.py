@@ -86,6 +86,7 @@ def test_an_assistant_turn_of_tool_calls_needs_no_content():
         ([], "messages"),
         (["hi"], "messages[0]"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "sound"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
