@@ -9,7 +9,7 @@ plain text (``Accept: text/plain``) or as server-sent events (``stream`` or ``Ac
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -134,7 +134,7 @@ async def _read_form(request: Request) -> tuple[CaptionRequest, Media | None]:
 def _upload(data: bytes, param: str) -> Media:
     if not data:
         raise InvalidRequest(f"{param} is empty; send the bytes of a picture or clip", param=param)
-    return media_part(data, param)
+    return _part(data, param)
 
 
 async def _fetched(wanted: CaptionRequest, limits: MediaOptions) -> Media:
@@ -146,8 +146,14 @@ async def _fetched(wanted: CaptionRequest, limits: MediaOptions) -> Media:
             param=given[1] if given else "image",
         )
     source = _source(getattr(wanted, given[0]), given[0])
-    data = await fetch_media(MediaRef("video" if "video" in given[0] else "image", source, given[0]), limits)
-    return media_part(data, given[0])
+    kind: Literal["image", "video"] = "video" if given[0].startswith("video") else "image"
+    data = await fetch_media(MediaRef(kind, source, given[0]), limits)
+    return _part(data, given[0])
+
+
+def _part(data: bytes, param: str) -> Media:
+    """What a video field holds is a clip, even a GIF; elsewhere the file itself tells."""
+    return VideoPart(data=data, param=param) if param.startswith("video") else media_part(data, param)
 
 
 def _source(value: Any, param: str) -> str:

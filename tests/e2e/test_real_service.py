@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +18,18 @@ from live_server import serving
 from mmserve.core.config import Config
 from mmserve.service import Service
 
+SMALL = {
+    "load_format": "dummy",
+    "dtype": "float32",
+    "served_model_name": "dummy",
+    "kv_cache_mib": 64,
+}
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     folder = write_dummy_model(tmp_path_factory.mktemp("dummy"))
-    config = Config.of(
-        model=str(folder), load_format="dummy", dtype="float32", served_model_name="dummy", kv_cache_mib=64
-    )
-    service = Service.load(config)
+    service = Service.load(Config.of(model=str(folder), **SMALL))
     yield service
     service.close()
 
@@ -189,8 +194,90 @@ def test_pixel_limits_work_in_all_three_places(client):
 
 
 def test_a_caption_of_an_upload_and_of_a_clip(url):
-    for data in (picture(3), clip_file(12)):
-        answer = httpx.post(f"{url}/v1/captions", files={"image": data}, data={"max_tokens": "5"}, timeout=30)
+    gif = clip_file(6, kind="gif", codec="gif")
+    for field, data, kind in (
+        ("image", picture(3), "image_tokens"),
+        ("image", clip_file(12), "video_tokens"),
+        ("image", gif, "image_tokens"),
+        ("video", gif, "video_tokens"),
+    ):
+        answer = httpx.post(f"{url}/v1/captions", files={field: data}, data={"max_tokens": "5"}, timeout=30)
         usage = answer.json()["usage"]
         assert usage["completion_tokens"] <= 5
-        assert sum(usage["prompt_tokens_details"].values()) > 0
+        assert usage["prompt_tokens_details"][kind] > 0
+
+
+# ---------------------------------------------------------------- nonsense
+
+FIELDS = (
+    *("n", "stream", "stream_options", "max_completion_tokens", "logprobs", "top_logprobs", "temperature"),
+    *("top_p", "top_k", "seed", "stop", "stop_token_ids", "min_tokens", "logit_bias", "presence_penalty"),
+    *("chat_template_kwargs", "mm_processor_kwargs", "priority", "cache_salt", "tools", "model"),
+)
+ODD = (
+    *(None, True, 0, -1, 1.5, 10**30, "", "\x00", "<|image_pad|>", "<|im_end|>", [], {}, [None], [[[]]]),
+    *({"1": 1}, {"url": 3}, "data:", "data:,", "http://", "https://[::1", "file:///etc/passwd"),
+)
+KINDS = ("text", "image_url", "video_url", "image", "video", "sound")
+
+
+def odd_part(chance):
+    kind = chance.choice(KINDS)
+    part = {"type": kind, kind: chance.choice([data_url(picture(size=(40, 40))), "Hello", *ODD])}
+    extra = chance.choice(["min_pixels", "max_pixels", "fps", "num_frames", "timestamps", "detail"])
+    return part | ({extra: chance.choice(ODD)} if chance.random() < 0.3 else {})
+
+
+def odd_message(chance):
+    content = chance.choice(
+        ["Hello", [odd_part(chance) for _ in range(chance.randrange(3))], chance.choice(ODD)]
+    )
+    return {"role": chance.choice(["user", "user", "assistant", "system", "tool", *ODD]), "content": content}
+
+
+def test_nonsense_is_never_a_fault(url, service):
+    chance = random.Random(0)
+    with httpx.Client(base_url=url, timeout=30) as web:
+        for _ in range(60):
+            body = {"messages": [odd_message(chance) for _ in range(chance.randrange(1, 3))], "max_tokens": 2}
+            body |= {name: chance.choice(ODD) for name in chance.sample(FIELDS, chance.randrange(3))}
+            answer = web.post("/v1/chat/completions", json=body)
+            assert answer.status_code in (200, 400, 404), (body, answer.text)
+            assert "server_error" not in answer.text, (body, answer.text)
+    assert until(lambda: service.stats()["running"] == 0)
+
+
+def test_a_bad_picture_among_good_ones_is_the_only_one_to_fail(client):
+    broken = {"type": "image_url", "image_url": {"url": data_url(picture()[:500])}}
+
+    def outcome(part):
+        try:
+            return said(ask(client, part, text("Hello"))) is not None
+        except openai.BadRequestError as error:
+            return error.param
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(outcome, [image(1), broken, image(2), image(3), broken, image(4)]))
+    bad = "messages[0].content[0].image_url"
+    assert outcomes == [True, bad, True, True, bad, True]
+
+
+def test_a_client_that_leaves_while_its_picture_is_fetched_starts_nothing(service):
+    """The picture's host accepts the connection and never answers."""
+    config = Config.of(allow_private_urls=True, **SMALL)
+    with socket.create_server(("127.0.0.1", 0)) as host, serving(service, config) as url:
+        address = f"http://127.0.0.1:{host.getsockname()[1]}/x.png"
+        part = {"type": "image_url", "image_url": {"url": address}}
+        requests = service.stats()["requests"]
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{url}/v1/chat/completions",
+                json={"messages": [{"role": "user", "content": [part]}]},
+                timeout=0.5,
+            )
+        peer, _ = host.accept()
+        with peer:
+            peer.settimeout(2)
+            while peer.recv(4096):
+                pass
+        assert service.stats()["requests"] - requests <= 1  # the probe picture of this second server
