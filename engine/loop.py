@@ -52,10 +52,11 @@ class EngineThread:
         """Hand ``request`` over; EngineDead if nobody is there to take it."""
         self._command(lambda: self._submit(request, deliver))
 
-    def abort(self, request_id: str) -> None:
-        """End a request before the next step; its callback is not called again. Unknown ones are ignored."""
+    def abort(self, request_id: str, deliver: Deliver) -> None:
+        """End the request that was submitted with ``deliver`` before the next step, if it still runs; its
+        callback is not called again. Another request of the same id is none of the caller's business."""
         if self.alive:
-            self._commands.put(lambda: self._abort(request_id))
+            self._commands.put(lambda: self._abort(request_id, deliver))
 
     def stats(self) -> dict[str, Any]:
         return self._engine.stats()
@@ -95,9 +96,10 @@ class EngineThread:
         else:
             self._waiters[request.request_id] = deliver
 
-    def _abort(self, request_id: str) -> None:
-        self._waiters.pop(request_id, None)
-        self._engine.abort(request_id)
+    def _abort(self, request_id: str, deliver: Deliver) -> None:
+        if self._waiters.get(request_id) is deliver:
+            del self._waiters[request_id]
+            self._engine.abort(request_id)
 
     def _stop(self) -> None:
         self._stopping = True

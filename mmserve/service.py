@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,23 +103,19 @@ class Service:
 
     async def answer(self, prepared: "Prepared") -> AsyncGenerator[TextOutput, None]:
         """As ``generate``, of a request that is prepared already."""
-        deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
+        inbox = Inbox()
         answer = Answer(prepared, self._tokens)
-        self._engine.submit(prepared.request, lambda delivery: _hand_over(loop, deliveries, delivery))
+        self._engine.submit(prepared.request, inbox.deliver)
         try:
             while answer.finish_reason is None:
-                delivery = await deliveries.get()
-                if isinstance(delivery, MMServeError):
-                    raise delivery
-                output = answer.add(delivery)
+                output = answer.add(await inbox.next())
                 if answer.ended_early:
-                    self._engine.abort(answer.request_id)
+                    self._engine.abort(answer.request_id, inbox.deliver)
                 if output is not None:
                     yield output
         finally:
             if answer.finish_reason is None:
-                self._engine.abort(answer.request_id)
+                self._engine.abort(answer.request_id, inbox.deliver)
 
     def close(self) -> None:
         """Abort what still runs and free the threads."""
@@ -126,6 +123,26 @@ class Service:
         closing = threading.Thread(target=lambda: asyncio.run(self._preparer.close()))
         closing.start()  # on a thread, since the caller may stand in an event loop
         closing.join()
+
+
+class Inbox:
+    """Carries deliveries from the engine's thread to the coroutine that waits for them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
+        self.deliver = self._deliver  # one object, by which the engine knows its submission
+
+    async def next(self) -> TokenOutput:
+        """The next output; raises what was delivered in its place."""
+        delivery = await self._deliveries.get()
+        if isinstance(delivery, MMServeError):
+            raise delivery
+        return delivery
+
+    def _deliver(self, delivery: Delivery) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._deliveries.put_nowait, delivery)
 
 
 class Answer:
@@ -188,14 +205,6 @@ class Answer:
     def _shown(self, logprob: TokenLogprob) -> TextLogprob:
         top = tuple((self._tokens.raw(token), value) for token, value in logprob.top)
         return TextLogprob(self._tokens.raw(logprob.token_id), logprob.logprob, top)
-
-
-def _hand_over(
-    loop: asyncio.AbstractEventLoop, deliveries: "asyncio.Queue[Delivery]", delivery: Delivery
-) -> None:
-    """From the engine's thread to the waiting coroutine; a loop that was closed waits for nothing."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(deliveries.put_nowait, delivery)
 
 
 def _ended(timings: Timings | None) -> Timings | None:

@@ -61,10 +61,10 @@ def tokens(outputs):
     return [token for output in outputs for token in output.token_ids]
 
 
-def generate(pair, prompts, **options):
+def generate(pair, prompts, max_tokens=12, **options):
     """Tokens of each prompt, all submitted at once to a fresh engine."""
     engine = make_engine(pair, **options)
     for i, prompt in enumerate(prompts):
-        engine.submit(prepared(pair, prompt, str(i)))
+        engine.submit(prepared(pair, prompt, str(i), max_tokens=max_tokens))
     outputs = drain(engine)
     return [tokens(outputs[str(i)]) for i in range(len(prompts))]

@@ -1,0 +1,152 @@
+"""The engine's thread: who hears what, and that nobody waits for an engine that is gone."""
+
+import queue
+import threading
+
+import pytest
+
+from mmserve.core.errors import EngineDead, Overloaded
+from mmserve.core.messages import TokenOutput
+from mmserve.engine.loop import EngineThread
+
+
+class CountingEngine:
+    """Requests are plain names; each gets three tokens unless it is aborted."""
+
+    def __init__(self):
+        self.left = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fault = None
+
+    @property
+    def has_work(self):
+        return bool(self.left)
+
+    def submit(self, request):
+        if request.request_id == "refused":
+            raise Overloaded("full")
+        self.left[request.request_id] = 3
+
+    def abort(self, request_id):
+        if self.left.pop(request_id, None) is None:
+            return None
+        return TokenOutput(request_id=request_id, token_ids=(), finish_reason="abort")
+
+    def step(self):
+        self.gate.wait(5)
+        if self.fault:
+            raise self.fault
+        outputs = []
+        for name in list(self.left):
+            self.left[name] -= 1
+            done = self.left[name] == 0
+            outputs.append(
+                TokenOutput(request_id=name, token_ids=(1,), finish_reason="length" if done else None)
+            )
+            if done:
+                del self.left[name]
+        return outputs
+
+    def stats(self):
+        return {"running": len(self.left)}
+
+    def check_integrity(self):
+        pass
+
+
+class Named:
+    def __init__(self, request_id):
+        self.request_id = request_id
+
+
+@pytest.fixture
+def engine():
+    return CountingEngine()
+
+
+@pytest.fixture
+def loop(engine):
+    loop = EngineThread(engine)
+    yield loop
+    engine.gate.set()
+    loop.stop()
+
+
+def inbox():
+    deliveries = queue.Queue()
+    return deliveries, deliveries.put
+
+
+def take(deliveries, count):
+    return [deliveries.get(timeout=5) for _ in range(count)]
+
+
+def test_outputs_go_to_their_own_waiters(loop):
+    a, b = queue.Queue(), queue.Queue()
+    loop.submit(Named("a"), a.put)
+    loop.submit(Named("b"), b.put)
+    for name, deliveries in (("a", a), ("b", b)):
+        assert [o.finish_reason for o in take(deliveries, 3)] == [None, None, "length"]
+        assert deliveries.empty(), name
+
+
+def test_a_refusal_reaches_the_one_who_asked(loop):
+    deliveries = queue.Queue()
+    loop.submit(Named("refused"), deliveries.put)
+    assert isinstance(take(deliveries, 1)[0], Overloaded)
+    assert loop.alive
+
+
+def test_an_abort_comes_before_the_next_step(loop, engine):
+    deliveries, deliver = inbox()
+    engine.gate.clear()
+    loop.submit(Named("a"), deliver)
+    loop.abort("a", deliver)
+    engine.gate.set()
+    other = queue.Queue()
+    loop.submit(Named("b"), other.put)
+    take(other, 3)
+    assert deliveries.qsize() <= 1
+
+
+def test_an_abort_leaves_another_request_of_the_same_id_alone(loop, engine):
+    deliveries, deliver = inbox()
+    engine.gate.clear()
+    loop.submit(Named("a"), deliver)
+    loop.abort("a", lambda delivery: None)
+    engine.gate.set()
+    assert take(deliveries, 3)[-1].finish_reason == "length"
+
+
+def test_a_broken_engine_is_told_to_all_who_wait_and_to_all_who_come(loop, engine):
+    deliveries = queue.Queue()
+    engine.gate.clear()
+    for name in "abc":
+        loop.submit(Named(name), deliveries.put)
+    engine.fault = RuntimeError("lost the pool")
+    engine.gate.set()
+    heard = take(deliveries, 3)
+    assert all(isinstance(e, EngineDead) and "lost the pool" in e.message for e in heard)
+    assert not loop.alive
+    with pytest.raises(EngineDead):
+        loop.submit(Named("late"), deliveries.put)
+    loop.abort("a", deliveries.put)
+    assert loop.stats() == {"running": 3}
+
+
+def test_stop_ends_what_runs(loop, engine):
+    deliveries = queue.Queue()
+    engine.gate.clear()
+    loop.submit(Named("a"), deliveries.put)
+    stopper = threading.Thread(target=loop.stop)
+    stopper.start()
+    engine.gate.set()
+    stopper.join(5)
+    assert not stopper.is_alive()
+    reasons = []
+    while not deliveries.empty():
+        reasons.append(deliveries.get().finish_reason)
+    assert reasons[-1] in ("abort", "length")
+    with pytest.raises(EngineDead):
+        loop.submit(Named("b"), deliveries.put)

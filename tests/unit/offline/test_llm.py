@@ -1,0 +1,122 @@
+import asyncio
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.media_files import clip_file
+from PIL import Image
+
+from mmserve import LLM, SamplingParams
+from mmserve.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, MediaError
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def picture(seed=0, size=(64, 96)):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
+
+
+def ask(*parts, text="describe the picture"):
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def image(value):
+    return {"type": "image", "image": value}
+
+
+def test_one_picture_in_any_form_is_one_answer(llm, tmp_path):
+    shown = picture()
+    file = io.BytesIO()
+    shown.save(file, "PNG")
+    path = tmp_path / "picture.png"
+    path.write_bytes(file.getvalue())
+    forms = [shown, np.asarray(shown), file.getvalue(), path, str(path)]
+    answers = llm.chat([ask(image(form)) for form in forms], GREEDY)
+    assert len({tuple(a.token_ids) for a in answers}) == 1
+    assert answers[0].usage.image_tokens == 6
+    assert answers[0].usage.completion_tokens == len(answers[0].token_ids) == 8
+
+
+def test_different_pictures_are_different_answers_in_the_order_of_the_questions(llm):
+    conversations = [ask(image(picture(i))) for i in range(6)]
+    together = llm.chat(conversations, GREEDY)
+    alone = [llm.chat(c, GREEDY)[0] for c in conversations]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+    assert len({tuple(a.token_ids) for a in together}) > 1
+
+
+def test_a_clip_by_path_counts_video_tokens(llm, tmp_path):
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(clip_file(8, size=(64, 64)))
+    (answer,) = llm.chat(ask({"type": "video", "video": str(path)}, text="what is in this clip"), GREEDY)
+    assert answer.usage.video_tokens > 0
+    assert answer.usage.image_tokens == 0
+    assert answer.finish_reason == "length"
+
+
+def test_raw_prompts_with_and_without_pictures(llm):
+    slot = "<|vision_start|><|image_pad|><|vision_end|>"
+    text, seen = llm.generate(["Hello world", {"prompt": f"Look at {slot}", "media": [picture()]}], GREEDY)
+    assert text.usage.prompt_tokens == len(llm.service.tokenize("Hello world"))
+    assert seen.usage.image_tokens == 6
+
+
+def test_text_is_what_the_tokens_say(llm):
+    for answer in llm.generate(["Hello", "the picture"], GREEDY):
+        assert answer.text == llm.service.processor.decode(answer.token_ids)
+
+
+def test_stop_strings_end_the_answer_before_them(llm):
+    (free,) = llm.generate("Hello world", GREEDY)
+    stop = free.text[2:4]
+    (cut,) = llm.generate("Hello world", GREEDY, stop=[stop])
+    assert cut.text == free.text[: free.text.find(stop)]
+    assert cut.finish_reason == "stop"
+    assert cut.usage.completion_tokens < 8
+
+
+def test_logprobs_spell_the_tokens(llm):
+    (answer,) = llm.generate(
+        "Hello", SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2)
+    )
+    assert len(answer.logprobs) == 4
+    assert b"".join(p.token for p in answer.logprobs).decode(errors="replace").startswith(answer.text[:1])
+    assert all(p.top[0][1] == pytest.approx(p.logprob) for p in answer.logprobs)
+
+
+def test_each_prompt_may_have_its_own_sampling(llm):
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (1, 3)]
+    assert [len(a.token_ids) for a in llm.generate(["a", "b"], params)] == [1, 3]
+    with pytest.raises(InvalidRequest, match="2 prompts but 1"):
+        llm.generate(["a", "b"], params[:1])
+
+
+def test_errors_name_what_is_wrong(llm, tmp_path):
+    with pytest.raises(MediaError, match="cannot read"):
+        llm.chat(ask(image(str(tmp_path / "none.png"))), GREEDY)
+    with pytest.raises(MediaError) as caught:
+        llm.chat(ask(image(b"not a picture")), GREEDY)
+    assert caught.value.param == "messages[0].content[0].image"
+    with pytest.raises(ContextLengthExceeded, match="1024"):
+        llm.generate("Hello", SamplingParams(max_tokens=2000))
+    with pytest.raises(ConfigError, match="unknown option"):
+        LLM("nowhere", colour="blue")
+    (answer,) = llm.generate("Hello", GREEDY)
+    assert len(answer.token_ids) == 8
+
+
+def test_more_prompts_than_the_queue_holds(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    assert len(llm.generate(["a"] * 300, params)) == 300
+
+
+async def test_it_works_inside_a_running_event_loop(llm):
+    assert asyncio.get_running_loop().is_running()
+    assert len(llm.generate(["a"], GREEDY)) == 1
+
+
+def test_importing_the_names_needs_no_torch():
+    code = "import mmserve, sys; mmserve.SamplingParams; mmserve.LLM; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
