@@ -43,7 +43,7 @@ async def _bytes(source: str, limits: MediaOptions) -> bytes:
         from mmserve.chat_format import MediaRef
         from mmserve.media import fetch_media
 
-        return await fetch_media(MediaRef("image", source, source), limits)
+        return await fetch_media(MediaRef("video", source, source), limits)  # the larger limit
     try:
         return await asyncio.to_thread(Path(source).expanduser().read_bytes)
     except OSError as error:
