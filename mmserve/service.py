@@ -45,6 +45,7 @@ class Service:
         self.config = config
         self.model_name = config.model.served_model_name or _own_name(config.model.model)
         self.processor = processor
+        self.spec: ProcessorSpec = processor.spec
         self._preparer = preparer
         self._engine = engine
         self._tokens = TokenBytes.from_json(processor.spec.tokenizer_json)
@@ -70,10 +71,6 @@ class Service:
         preparer = PreparePool(processor, workers=config.media.workers)
         log.info("backends: %s", ", ".join(f"{op} {form}" for op, form in model.backends.items()))
         return cls(config, processor, preparer, EngineThread(engine))
-
-    @property
-    def spec(self) -> "ProcessorSpec":
-        return self.processor.spec
 
     @property
     def ready(self) -> bool:

@@ -49,8 +49,8 @@ class MatmulAttention:
             return self._decode(q, k, v, layer)
         out = torch.zeros_like(q)
         if self._whole:
-            rows = self._decode_rows
-            out[rows] = self._decode(q[rows], k[rows], v[rows], layer)
+            single = self._decode_rows
+            out[single] = self._decode(q[single], k[single], v[single], layer)
         for span, runs in self._prompts:
             rows = slice(span.row, span.row + len(span))
             self._prompt(span, runs, q[rows], k[rows], v[rows], layer, out[rows])

@@ -85,17 +85,22 @@ class CUDAEvent:
     def __init__(self) -> None:
         self._event = torch.cuda.Event()
 
-    def record(self, stream: CUDAStream) -> None:
-        self._event.record(stream.raw)
+    def record(self, stream: Stream) -> None:
+        self._event.record(_raw(stream))
 
-    def wait(self, stream: CUDAStream) -> None:
-        stream.raw.wait_event(self._event)
+    def wait(self, stream: Stream) -> None:
+        _raw(stream).wait_event(self._event)
 
     def synchronize(self) -> None:
         self._event.synchronize()
 
     def done(self) -> bool:
         return self._event.query()
+
+
+def _raw(stream: Stream) -> torch.cuda.Stream:
+    assert isinstance(stream, CUDAStream), "a stream of another device"
+    return stream.raw
 
 
 class CUDADevice:
