@@ -36,15 +36,20 @@ def draw_scene(rng: np.random.Generator, scene: Scene) -> np.ndarray:
 
 def paint(picture: np.ndarray, item: Item, ink: np.ndarray | None) -> None:
     """Put one item on a uint8 RGB picture, in place."""
+    stamp(picture, levels_of(item), item.x, item.y, item_scale(item, picture.shape), item.angle, ink)
+
+
+def levels_of(item: Item) -> Pyramid:
+    """The sprite of an item: masks for shapes and words, premultiplied RGBA for things."""
+    return word_mask(item.text, item.font)[0] if item.noun.kind == "word" else _levels(item.noun)
+
+
+def item_scale(item: Item, shape: tuple[int, ...]) -> float:
+    """How large the item's sprite is drawn, against its largest level, on a picture of ``shape``."""
+    height, width = levels_of(item)[0].shape[:2]
     if item.noun.kind == "word":
-        levels, cap = word_mask(item.text, item.font)
-        height, width = levels[0].shape[:2]
-        scale = _word_scale(item, cap, height, width, picture.shape)
-    else:
-        levels = _levels(item.noun)
-        height, width = levels[0].shape[:2]
-        scale = item.size / max(height, width)
-    stamp(picture, levels, item.x, item.y, scale, item.angle, ink)
+        return _word_scale(item, word_mask(item.text, item.font)[1], height, width, shape)
+    return item.size / max(height, width)
 
 
 def stamp(
