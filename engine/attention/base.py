@@ -9,7 +9,7 @@ import torch
 from mmserve.engine.kv.page_table import PageTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """Rows [row, row + stop - start) of a step are tokens [start, stop) of one request.
 

@@ -14,12 +14,8 @@ class PageTable:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.num_pages = 0
+        self.capacity = 0  # tokens that the pages can hold
         self.runs: list[Run] = []
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that the pages can hold."""
-        return self.num_pages * self.page_size
 
     @property
     def last_page(self) -> int | None:
@@ -35,10 +31,12 @@ class PageTable:
             if self.runs and self.runs[-1][1] == start:
                 start = self.runs.pop()[0]
             self.runs.append((start, stop))
+        self.capacity = self.num_pages * self.page_size
 
     def clear(self) -> list[Run]:
         """Forget all pages; returns them so that the caller, who now owns them, frees them."""
-        runs, self.runs, self.num_pages = self.runs, [], 0
+        runs, self.runs = self.runs, []
+        self.num_pages = self.capacity = 0
         return runs
 
     def slot_runs(self, start: int, stop: int) -> list[SlotRun]:

@@ -18,16 +18,25 @@ class FlatBatch:
         self.token_ids = np.empty(self.num_rows, dtype=np.int64)
         self.positions = np.empty((3, self.num_rows), dtype=np.int64)
         self.spans: list[Span] = []
-        row = 0
-        for chunk in batch:
-            rows = slice(row, row + len(chunk))
-            self.token_ids[rows] = chunk.request.token_ids[chunk.start : chunk.stop]
-            _positions(chunk, self.positions[:, rows])
-            self.spans.append(Span(row, chunk.start, chunk.stop, chunk.request.table))
-            row = rows.stop
-        self.logit_rows = np.array(
-            [s.row + len(s) - 1 for s, c in zip(self.spans, batch, strict=True) if c.samples], dtype=np.int64
-        )
+        self._decodes(batch.chunks[: batch.num_decodes])
+        for chunk in batch.chunks[batch.num_decodes :]:
+            self._prompt(chunk)
+        ends = (s.row + len(s) - 1 for s, c in zip(self.spans, batch, strict=True) if c.samples)
+        self.logit_rows = np.fromiter(ends, dtype=np.int64)
+
+    def _decodes(self, chunks: list[Chunk]) -> None:
+        """Generated token g of a prompt of N stands at N + g + position_delta on all axes."""
+        count = len(chunks)
+        self.token_ids[:count] = [c.request.token_ids.item(c.start) for c in chunks]
+        self.positions[:, :count] = [c.start + c.request.prepared.position_delta for c in chunks]
+        self.spans += [Span(row, c.start, c.stop, c.request.table) for row, c in enumerate(chunks)]
+
+    def _prompt(self, chunk: Chunk) -> None:
+        row = self.spans[-1].row + len(self.spans[-1]) if self.spans else 0
+        rows = slice(row, row + len(chunk))
+        self.token_ids[rows] = chunk.request.token_ids[chunk.start : chunk.stop]
+        _positions(chunk, self.positions[:, rows])
+        self.spans.append(Span(row, chunk.start, chunk.stop, chunk.request.table))
 
 
 def vision_rows(
@@ -51,7 +60,7 @@ def vision_rows(
 
 
 def _positions(chunk: Chunk, out: npt.NDArray[np.int64]) -> None:
-    """Of the prompt as prepared; generated token g stands at N + g + position_delta on all axes."""
+    """Of the prompt as prepared, and of the answer so far when a preempted request starts again."""
     prepared, prompt_len = chunk.request.prepared, chunk.request.prompt_len
     known = max(min(chunk.stop, prompt_len) - chunk.start, 0)
     out[:, :known] = prepared.positions[:, chunk.start : chunk.start + known]

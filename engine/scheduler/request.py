@@ -96,7 +96,7 @@ class Request:
         return Timings(self.arrived, self.scheduled, self.encoded, self.first_token, self.finished)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """Tokens [start, stop) of ``request``, computed in one step; pages for them are held."""
 
@@ -115,7 +115,7 @@ class Batch:
     def __init__(self, budget: int) -> None:
         self.chunks: list[Chunk] = []
         self.num_decodes = 0
-        self.room = budget
+        self.budget = self.room = budget
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -125,17 +125,21 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk) for chunk in self.chunks)
+        return self.budget - self.room
 
     @property
     def decode_only(self) -> bool:
         return self.num_decodes == len(self.chunks)
 
-    def add(self, request: Request, stop: int) -> None:
+    def add_decode(self, request: Request) -> None:
+        """The newest token of ``request``. All decodes are added before the first prompt."""
+        self.chunks.append(Chunk(request, request.computed_len, request.num_tokens, True))
+        self.num_decodes += 1
+        self.room -= 1
+
+    def add_prompt(self, request: Request, stop: int) -> None:
         """Tokens from where ``request`` stands up to ``stop``, if that is any."""
         start = request.computed_len
-        if stop <= start:
-            return
-        self.chunks.append(Chunk(request, start, stop, stop == request.num_tokens))
-        self.num_decodes += request.decoding
-        self.room -= stop - start
+        if start < stop:
+            self.chunks.append(Chunk(request, start, stop, stop == request.num_tokens))
+            self.room -= stop - start

@@ -38,12 +38,12 @@ class Scheduler:
         batch = Batch(self.options.step_tokens)
         for request in self._decoding():
             if batch.room and self._grow(request):
-                batch.add(request, request.num_tokens)
+                batch.add_decode(request)
         for request in self._prefilling():
             if batch.room:
-                batch.add(request, self._chunk_stop(request, batch.room))
+                batch.add_prompt(request, self._chunk_stop(request, batch.room))
         while batch.room and (admitted := self._admit()):
-            batch.add(admitted, self._chunk_stop(admitted, batch.room))
+            batch.add_prompt(admitted, self._chunk_stop(admitted, batch.room))
         return batch
 
     def _chunk_stop(self, request: Request, room: int) -> int:
@@ -163,10 +163,11 @@ class Scheduler:
     # ------------------------------------------------------------ what a running request owns
 
     def _take_pages(self, request: Request) -> bool:
+        """Make room for all tokens of ``request``; False, and nothing taken, if there are too few pages."""
         table = request.table
-        if (missing := table.pages_missing(request.num_tokens)) <= 0:
+        if request.num_tokens <= table.capacity:
             return True
-        runs = self.pages.allocate(missing, table.last_page)
+        runs = self.pages.allocate(table.pages_missing(request.num_tokens), table.last_page)
         if runs is None:
             return False
         table.extend(runs)
