@@ -40,7 +40,9 @@ class MatmulAttention:
         self._decode_rows = self._on_device(np.array([s.row for s in decodes], dtype=np.int64))
         new = [s.table.slots(s.start, s.stop) for s in decodes]
         self._decode_slots = self._on_device(np.concatenate(new) if new else np.empty(0, np.int64))
-        self._mask = self._length_mask(np.array([s.stop for s in decodes], dtype=np.int64))
+        self._longest = max((length for _, length in self._whole), default=0)
+        self._masks = [self._length_mask(s.stop, n) for s, (_, n) in zip(decodes, self._whole, strict=True)]
+        self._buffer: torch.Tensor | None = None  # scores; beyond a request's own length they stay -inf
         covered = sum(len(s) for s in spans)
         self._dense = covered == num_rows and not self._prompts
 
@@ -63,21 +65,21 @@ class MatmulAttention:
         keys.index_copy_(1, self._decode_slots, k.transpose(0, 1))
         values.index_copy_(1, self._decode_slots, v.transpose(0, 1))
         grouped = q.unflatten(1, (keys.shape[0], -1))  # [B, kv_heads, group, d]
-        scores = self._scores(grouped, keys)
-        weights = scores.mul_(self.scale).add_(self._mask).softmax(-1).to(q.dtype)
+        weights = self._scores(grouped, keys).softmax(-1).to(q.dtype)
         out = torch.empty_like(grouped)
         for i, (runs, length) in enumerate(self._whole):
             torch.bmm(weights[i, :, :, :length], _view(values, runs), out=out[i])
         return out.flatten(1, 2)
 
     def _scores(self, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """float32 [B, kv_heads, group, longest]; what lies beyond a request's length is masked later."""
-        scores = torch.zeros((*q.shape[:3], self._mask.shape[-1]), dtype=torch.float32, device=q.device)
+        """Scaled and masked, float32 [B, kv_heads, group, longest]; the buffer of the plan, for one layer."""
+        if self._buffer is None:
+            self._buffer = torch.full((*q.shape[:3], self._longest), -torch.inf, device=q.device)
         for i, (runs, length) in enumerate(self._whole):
             # keys times queries: the other way round a CPU would repack the keys, at twice the time
-            product = torch.bmm(_view(keys, runs), q[i].transpose(1, 2))
-            scores[i, :, :, :length].copy_(product.transpose(1, 2))
-        return scores
+            product = torch.bmm(_view(keys, runs), q[i].transpose(1, 2)).transpose(1, 2)
+            torch.add(self._masks[i], product, alpha=self.scale, out=self._buffer[i, :, :, :length])
+        return self._buffer
 
     def _padded(self, span: Span) -> tuple[list[SlotRun], int]:
         """The slots of a context and its length, rounded up where the pool does not end before."""
@@ -87,11 +89,11 @@ class MatmulAttention:
         runs[-1] = (start, stop)
         return runs, sum(b - a for a, b in runs)
 
-    def _length_mask(self, lengths: np.ndarray) -> torch.Tensor:
-        """0 within a context and -inf beyond it, [B, 1, 1, longest]."""
-        longest = max((length for _, length in self._whole), default=0)
-        seen = np.arange(longest) < lengths[:, None]
-        return self._on_device(np.where(seen, 0, -np.inf).astype(np.float32))[:, None, None]
+    def _length_mask(self, stop: int, length: int) -> torch.Tensor:
+        """0 within a context of ``stop`` tokens, -inf in its padding up to ``length``."""
+        mask = torch.zeros(length, device=self.pool.data.device)
+        mask[stop:] = -torch.inf
+        return mask
 
     # ------------------------------------------------------------ many new tokens of one request
 
