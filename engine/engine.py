@@ -63,6 +63,8 @@ class Engine:
 
     def submit(self, prepared: PreparedRequest) -> None:
         """Queue a request. InvalidRequest, ContextLengthExceeded, MediaError or Overloaded take nothing."""
+        if prepared.adapter is not None:
+            raise InvalidRequest("this engine has no adapters", param="adapter")
         sampling = prepared.sampling
         check_sampling(sampling, self.model.config.text.vocab_size)
         max_tokens = answer_length(prepared, self.max_model_len)

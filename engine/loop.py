@@ -127,7 +127,7 @@ class EngineThread:
         """Nobody may wait for an engine that is gone: tell those who do, and those on their way in."""
         with self._gate:
             self.dead = reason
-        self._engine = _Gone(reason, self._engine.stats())
+        self._engine = _Gone(reason, self._engine)
         while not self._commands.empty():
             self._commands.get()()
         for deliver in self._waiters.values():
@@ -140,9 +140,9 @@ class _Gone:
 
     has_work = False
 
-    def __init__(self, reason: EngineDead, stats: dict[str, Any]) -> None:
+    def __init__(self, reason: EngineDead, engine: Steps) -> None:
         self._reason = reason
-        self._stats = stats
+        self._engine = engine
 
     def submit(self, prepared: PreparedRequest) -> None:
         raise self._reason
@@ -154,7 +154,7 @@ class _Gone:
         return []
 
     def stats(self) -> dict[str, Any]:
-        return self._stats
+        return self._engine.stats()
 
     def check_integrity(self) -> None:
         pass
