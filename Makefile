@@ -37,18 +37,19 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 
-# A type checker does not follow the package mapping of pyproject.toml: give it a tree of links.
+# A type checker does not follow the package mapping of pyproject.toml: give it a tree of links, made
+# anew each time so that no new file stays unchecked.
 TREE := .mypy_tree
-$(TREE)/.made: Makefile
+MYPY := ../$(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache
+.PHONY: $(TREE)
+$(TREE):
 	rm -rf $(TREE) && mkdir -p $(TREE)/mmserve
-	cd $(TREE)/mmserve && for f in ../../mmserve/*; do ln -s "$$f" .; done
-	cd $(TREE)/mmserve && for d in preprocess encoders engine models demos; do ln -s ../../$$d $$d; done
-	touch $@
+	cd $(TREE)/mmserve && ln -s ../../mmserve/* . && ln -s ../../preprocess ../../encoders ../../engine ../../models ../../demos .
 
 STRICT := mmserve.core mmserve.preprocess mmserve.engine.scheduler mmserve.engine.kv
-typecheck: $(STAMP) $(TREE)/.made
-	cd $(TREE) && ../$(BIN)/mypy --config-file ../pyproject.toml --strict --follow-imports=silent $(STRICT:%=-p %)
-	cd $(TREE) && ../$(BIN)/mypy --config-file ../pyproject.toml -p mmserve
+typecheck: $(STAMP) $(TREE)
+	cd $(TREE) && $(MYPY) --strict --follow-imports=silent $(STRICT:%=-p %)
+	cd $(TREE) && $(MYPY) -p mmserve
 
 gpu-check: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -127,7 +127,7 @@ async def parts(line: str, limits: MediaOptions) -> list["Part"]:
             at = word.end()
     found += _text(line[at:])
     only_media = not any(isinstance(part, TextPart) for part in found)
-    return [*found, TextPart(PROMPTS[type(found[-1])])] if only_media else found  # type: ignore[index]
+    return [*found, TextPart(PROMPTS[type(found[-1])])] if only_media else found
 
 
 def names_media(word: str) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mmserve.core.messages import ChatInput, Message, SamplingParams, TextLogprob, Usage
+from mmserve.core.messages import ChatInput, Message, SamplingParams, TextLogprob, Timings, Usage
 from mmserve.generation import Answer, Generator, collect, generate
 from mmserve.server.attend import attended
 from mmserve.server.conversation import conversation
@@ -69,7 +69,8 @@ class ChatJob:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream's SSE events: for each choice its role, text and reason to end; last the usage."""
         chunks = Chunks(self.id, self.created, self.service.model_name, self.wanted.include_usage)
-        usages, timings, begun = [Usage()] * self.count, [None] * self.count, [False] * self.count
+        usages, begun = [Usage()] * self.count, [False] * self.count
+        timings: list[Timings | None] = [None] * self.count
         async with aclosing(generate(self.service, await self._chats())) as outputs:
             async for index, output in outputs:
                 data = b"" if begun[index] else chunks.role(index)

@@ -6,7 +6,7 @@ the rows are padded in a few groups of like length, so that short questions do n
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -57,6 +57,14 @@ class Batch:
     marks: tuple[tuple[Turn, int, int], ...]
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the tokenizer must have."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no token {token}")
+    return found
+
+
 class Layout:
     """Lays conversations out as the chat template and the processors do.
 
@@ -66,7 +74,7 @@ class Layout:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        ident = tokenizer.token_to_id
+        ident = partial(token_id, tokenizer)
         self.start, self.end = ident("<|im_start|>"), ident("<|im_end|>")
         self.vision_start, self.vision_end = ident("<|vision_start|>"), ident("<|vision_end|>")
         self.pads = {"image": ident("<|image_pad|>"), "video": ident("<|video_pad|>")}
@@ -214,7 +222,8 @@ def collate(rows: Sequence[Row], pictures: Sequence[np.ndarray], grid: Grid, gro
     rows = sorted(rows, key=lambda row: len(row.ids))
     cuts = group_cuts([len(row.ids) for row in rows], groups)
     parts = [rows[first:last] for first, last in pairwise(cuts)]
-    targets, weights, marks = [], [], []
+    targets: list[int] = []
+    weights, marks = [], []
     for row in rows:
         first = len(targets)
         targets += [row.ids[p + 1] if p + 1 < len(row.ids) else 0 for p in row.wanted]

@@ -67,7 +67,8 @@ class Weights:
     """Sampling weights of kinds and loss weights of tasks, from a file that may change or not exist."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.stamp = path, None
+        self.path = path
+        self.stamp: float | None = None
         self.kinds: dict[str, float] = {}
         self.tasks: dict[str, float] = {}
 
@@ -96,7 +97,7 @@ def draw_batch(rng: np.random.Generator, layout: Layout, progress: float, weight
     kinds = CLIP_KINDS if clip else STILL_KINDS
     grid: Grid = (size[0] // 16, size[1] // 16)
     patches, used = grid[0] * grid[1], 0
-    examples = []
+    examples: list[Example] = []
     while used < PATCH_BUDGET or len(examples) < 6:
         example = world.sample_example(rng, size, kind=weights.pick(rng, kinds), max_turns=MAX_TURNS)
         if (len(example.frames) > 1) != clip:

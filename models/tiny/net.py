@@ -281,15 +281,22 @@ class Text(nn.Module):
         return x
 
 
+class Towers(nn.Module):
+    """The two halves, under the names that transformers gives them."""
+
+    def __init__(self, cfg: dict) -> None:
+        super().__init__()
+        self.visual = Vision(cfg["vision_config"])
+        self.language_model = Text(cfg["text_config"])
+
+
 class TinyVL(nn.Module):
     """``cfg`` is the dictionary of config.json (see ``checkpoint.config``)."""
 
     def __init__(self, cfg: dict) -> None:
         super().__init__()
         self.answer_loss = answer_loss
-        self.model = nn.Module()
-        self.model.visual = Vision(cfg["vision_config"])
-        self.model.language_model = Text(cfg["text_config"])
+        self.model = Towers(cfg)
 
     def speed_up(self) -> None:
         compile_blocks(self)

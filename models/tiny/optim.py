@@ -42,6 +42,11 @@ def is_hidden(name: str, parameter: Tensor) -> bool:
     ) or "patch_embed.proj.weight" in name
 
 
+def is_trunk(name: str) -> bool:
+    """Whether the parameter is of the vision transformer's trunk, which the first stage trains."""
+    return name.startswith("model.visual.") and "deepstack" not in name
+
+
 class Optimizer:
     """Steps a bf16 ``net`` through its float32 ``masters``, and keeps their moving average ``average``."""
 
@@ -50,7 +55,7 @@ class Optimizer:
     ) -> None:
         self.net = net
         self.names = [name for name, _ in net.named_parameters()]
-        self.live = [p for _, p in net.named_parameters()]
+        self.live: list[Tensor] = [p for _, p in net.named_parameters()]
         self.masters = [p.detach().float().clone() for p in self.live]
         self.average = [m.clone() for m in self.masters]
         self.momentum = {n: torch.zeros_like(m) for n, m in self._named() if is_hidden(n, m)}
@@ -58,9 +63,13 @@ class Optimizer:
         rest = [m for n, m in self._named() if not is_hidden(n, m)]
         self.adam = torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
         self.steps = 0
+        self.trunk_from = 0  # the step from which the trunk learns on
 
     def _named(self) -> list[tuple[str, Tensor]]:
         return list(zip(self.names, self.masters, strict=True))
+
+    def _learns(self, name: str) -> bool:
+        return self.steps >= self.trunk_from or not is_trunk(name)
 
     @torch.no_grad()
     def step(self, scale: float) -> float:
@@ -81,14 +90,14 @@ class Optimizer:
     def _adam(self, grads: list[Tensor], scale: float, clip: float) -> None:
         for (name, master), grad in zip(self._named(), grads, strict=True):
             if not is_hidden(name, master):
-                master.grad = grad * clip
+                master.grad = grad * clip if self._learns(name) else None
         self.adam.param_groups[0]["lr"] = self.adam_rate * scale
         self.adam.step()
 
     def _muon(self, grads: list[Tensor], scale: float) -> None:
         groups: dict[tuple[torch.Size, bool], list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for (name, master), grad in zip(self._named(), grads, strict=True):
-            if not is_hidden(name, master):
+            if not is_hidden(name, master) or not self._learns(name):
                 continue
             momentum = self.momentum[name].lerp_(grad, 0.05)
             update = grad.lerp(momentum, 0.95)
@@ -110,11 +119,14 @@ class Optimizer:
             "momentum": self.momentum,
             "adam": self.adam.state_dict(),
             "steps": self.steps,
+            "trunk_from": self.trunk_from,
         }
 
     @torch.no_grad()
-    def adopt(self, weights: dict[str, Tensor]) -> None:
-        """Replace some of the weights by those of another training, forgetting their momentum."""
+    def adopt(self, weights: dict[str, Tensor], settle: int) -> None:
+        """Start the trunk from another training's ``weights``, and keep it still for ``settle`` steps, in
+        which the language model learns to listen; its gradients mean nothing before."""
+        self.trunk_from = self.steps + settle
         for name, master, average in zip(self.names, self.masters, self.average, strict=True):
             if name in weights:
                 master.copy_(weights[name])
@@ -132,4 +144,5 @@ class Optimizer:
             momentum.copy_(state["momentum"][name])
         self.adam.load_state_dict(state["adam"])
         self.steps = state["steps"]
+        self.trunk_from = state.get("trunk_from", 0)
         torch._foreach_copy_(self.live, self.masters)

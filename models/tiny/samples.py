@@ -203,7 +203,7 @@ def write_samples(folder: Path, photos: Path | None) -> None:
     """Write the sample pictures, the clip and ``samples.json`` with the true captions."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    index = []
+    index: list[dict[str, object]] = []
     for number, (name, scene) in enumerate(sample_scenes().items()):
         rng = stream("samples", number)
         frame = draw_scene(rng, scene)
