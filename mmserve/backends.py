@@ -27,6 +27,7 @@ def expected(config: Config) -> dict[str, Choice]:
         "device": device,
         "dtype": dtype,
         "attention": {"runs": "torch", "why": "matrix products on views of the KV pool; the only one so far"},
+        "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
         "linear": {"runs": linear, "why": _linear_reason(config, device["runs"], dtype["runs"], linear)},
         "operations": {"runs": names, "why": "the device's own form of each where there is one"},
         "threads": {

@@ -26,7 +26,13 @@ class Span:
 
 
 class AttentionBackend(Protocol):
-    """A ``models.forward.Attention`` that is told beforehand, once a step, who sits where."""
+    """A ``models.forward.Attention`` that is told beforehand, once a step, who sits where.
+
+    ``capturable``: a graph captured under one plan may be replayed under another, because ``forward``
+    reads the plan from buffers that stay where they are.
+    """
+
+    capturable: bool
 
     def plan(self, spans: Sequence[Span], num_rows: int) -> None:
         """Prepare a forward of ``num_rows`` rows. Rows in no span are padding: not stored, answered by 0."""

@@ -26,6 +26,8 @@ class MatmulAttention:
     queries, each against all it may see, with a mask on its diagonal square only.
     """
 
+    capturable = False  # the host walks the plan: its views and lengths would be frozen into a graph
+
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self.scale = pool.shape.head_dim**-0.5

@@ -11,6 +11,8 @@ from mmserve.engine.kv.pool import KVPool
 class ReferenceAttention:
     """softmax(q k^T / sqrt(d) + causal mask) v, request by request, as the formula reads."""
 
+    capturable = False
+
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
         self.spans: Sequence[Span] = ()

@@ -7,6 +7,7 @@ import torch
 
 from mmserve.core.device import Device, Graph
 from mmserve.engine.attention.base import AttentionBackend
+from mmserve.engine.runner.devices import EagerGraph
 from mmserve.engine.runner.inputs import FlatBatch
 from mmserve.models.forward import ForwardInput, LanguageModel
 
@@ -62,7 +63,7 @@ class DecodeGraphs:
         def forward() -> None:
             self._logits[bucket] = self.model.forward(inputs)
 
-        return self.device.capture(forward)
+        return self.device.capture(forward) if self.attention.capturable else EagerGraph(forward)
 
 
 def _fill(buffer: torch.Tensor, values: np.ndarray) -> None:

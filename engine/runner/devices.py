@@ -38,7 +38,7 @@ class CPUEvent:
         return True
 
 
-class CPUGraph:
+class EagerGraph:
     """Not a recording: the forward itself, called again over the same buffers."""
 
     def __init__(self, forward: Callable[[], None]) -> None:
@@ -64,7 +64,7 @@ class CPUDevice:
         return torch.empty(shape, dtype=dtype)
 
     def capture(self, forward: Callable[[], None]) -> Graph:
-        return CPUGraph(forward)
+        return EagerGraph(forward)
 
     def free_memory(self) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
