@@ -93,6 +93,9 @@ class EngineThread:
             self._engine.submit(request)
         except MMServeError as refusal:
             deliver(refusal)
+        except Exception as error:  # the engine takes a request last of all, so nothing of it is inside
+            log.exception("request %s could not be taken", request.request_id)
+            deliver(MMServeError(f"the engine could not take the request: {type(error).__name__}: {error}"))
         else:
             self._waiters[request.request_id] = deliver
 
@@ -120,7 +123,7 @@ class EngineThread:
     def _command(self, command: Callable[[], None]) -> None:
         with self._gate:
             if self.dead:
-                raise self.dead
+                raise EngineDead(self.dead.message)  # a new one: a raised error carries its raiser's frames
             self._commands.put(command)
 
     def _end(self, reason: EngineDead) -> None:
@@ -131,7 +134,7 @@ class EngineThread:
         while not self._commands.empty():
             self._commands.get()()
         for deliver in self._waiters.values():
-            deliver(reason)
+            deliver(EngineDead(reason.message))
         self._waiters.clear()
 
 
@@ -145,7 +148,7 @@ class _Gone:
         self._engine = engine
 
     def submit(self, prepared: PreparedRequest) -> None:
-        raise self._reason
+        raise EngineDead(self._reason.message)
 
     def abort(self, request_id: str) -> None:
         return None

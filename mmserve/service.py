@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +95,9 @@ class Service:
         MMServeError when the request is refused or the engine dies. Closing or cancelling it frees all
         that the request held within a step.
         """
-        async for output in self.answer(await self._preparer.prepare(chat)):
-            yield output
+        async with aclosing(self.answer(await self._preparer.prepare(chat))) as outputs:
+            async for output in outputs:
+                yield output
 
     async def answer(self, prepared: "Prepared") -> AsyncGenerator[TextOutput, None]:
         """As ``generate``, of a request that is prepared already."""

@@ -5,7 +5,7 @@ import asyncio
 import json
 import sys
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +60,9 @@ class Captioner:
         if self.as_json:
             return self._print(source, await self._result(source))
         try:
-            async for output in self._outputs(source):
-                print(output.text, end="", flush=True)
+            async with aclosing(self._outputs(source)) as outputs:
+                async for output in outputs:
+                    print(output.text, end="", flush=True)
             print()
         except MMServeError as error:
             return self._print(source, {"error": error.body()["error"]})
@@ -93,14 +94,15 @@ class Captioner:
         texts: list[str] = []
         last = None
         try:
-            async for last in self._outputs(source):
-                texts.append(last.text)
+            async with aclosing(self._outputs(source)) as outputs:
+                async for last in outputs:
+                    texts.append(last.text)
         except MMServeError as error:
             return {"error": error.body()["error"]}
         usage = msgspec.structs.asdict(last.usage) if last else {}
         return {"caption": "".join(texts).strip(), "usage": usage, "timings": _timings(last)}
 
-    async def _outputs(self, source: str) -> AsyncIterator[Any]:
+    async def _outputs(self, source: str) -> AsyncGenerator[Any, None]:
         from mmserve.caption import MAX_TOKENS, caption_chat
         from mmserve.core.messages import SamplingParams
         from mmserve.generation import generate

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mmserve.core.errors import EngineDead, Overloaded
+from mmserve.core.errors import EngineDead, MMServeError, Overloaded
 from mmserve.core.messages import TokenOutput
 from mmserve.engine.loop import EngineThread
 
@@ -26,6 +26,8 @@ class CountingEngine:
     def submit(self, request):
         if request.request_id == "refused":
             raise Overloaded("full")
+        if request.request_id == "absurd":
+            raise TypeError("'<=' not supported between instances of 'int' and 'str'")
         self.left[request.request_id] = 3
 
     def abort(self, request_id):
@@ -98,6 +100,17 @@ def test_a_refusal_reaches_the_one_who_asked(loop):
     assert loop.alive
 
 
+def test_a_request_that_cannot_be_taken_harms_nobody_else(loop):
+    deliveries, good = queue.Queue(), queue.Queue()
+    loop.submit(Named("absurd"), deliveries.put)
+    loop.submit(Named("a"), good.put)
+    [error] = take(deliveries, 1)
+    assert isinstance(error, MMServeError)
+    assert "TypeError" in error.message
+    assert take(good, 3)[-1].finish_reason == "length"
+    assert loop.alive
+
+
 def test_an_abort_comes_before_the_next_step(loop, engine):
     deliveries, deliver = inbox()
     engine.gate.clear()
@@ -128,6 +141,7 @@ def test_a_broken_engine_is_told_to_all_who_wait_and_to_all_who_come(loop, engin
     engine.gate.set()
     heard = take(deliveries, 3)
     assert all(isinstance(e, EngineDead) and "lost the pool" in e.message for e in heard)
+    assert len({id(e) for e in heard}) == 3  # an error that is raised twice mixes two callers' frames
     assert not loop.alive
     with pytest.raises(EngineDead):
         loop.submit(Named("late"), deliveries.put)

@@ -50,6 +50,16 @@ async def test_leaving_early_frees_everything(service):
     assert await idle(service)
 
 
+async def test_closing_the_stream_aborts_before_it_returns(service, monkeypatch):
+    aborted, abort = [], service._engine.abort
+    monkeypatch.setattr(service._engine, "abort", lambda *args: (aborted.append(args[0]), abort(*args)))
+    wanted = chat(max_tokens=900)
+    stream = service.generate(wanted)
+    await anext(stream)
+    await stream.aclose()
+    assert aborted == [wanted.request_id]
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.001, 0.01, 0.1])
 async def test_cancelling_at_any_moment_frees_everything(service, delay):
     task = asyncio.create_task(collect(service, chat(max_tokens=900)))
