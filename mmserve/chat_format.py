@@ -10,6 +10,7 @@ that a server can fetch all of a request's media at once, on its own event loop 
 What a source string may be (data URL, http, a file) is the loader's decision alone.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from mmserve.core.messages import ImagePart, Message, Part, TextPart, VideoPart
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 LOW_DETAIL_PIXELS = 512 * 512  # what "detail": "low" means to OpenAI
+LARGEST = sys.float_info.max
 _PIXEL_FIELDS = ("min_pixels", "max_pixels")
 _VIDEO_FIELDS = (*_PIXEL_FIELDS, "fps", "num_frames", "timestamps")
 
@@ -187,7 +189,8 @@ def _number(value: Any, name: str, param: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether ``value`` is a finite number, and as a float still one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 # ---------------------------------------------------------------- media given as objects

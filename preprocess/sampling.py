@@ -69,4 +69,5 @@ def _check(fps: float | None, num_frames: int | None) -> None:
 
 
 def _by_rate(total: int, rate: float, fps: float, rule: FrameRule) -> int:
-    return min(max(int(total / rate * fps + EPSILON), rule.min_frames), rule.max_frames)
+    wanted = min(total / rate * fps + EPSILON, rule.max_frames)  # before int: it may be infinite
+    return min(max(int(wanted), rule.min_frames), rule.max_frames)

@@ -61,6 +61,8 @@ def read_video(part: VideoPart, spec: ProcessorSpec, options: MediaOptions) -> M
     """Sample, decode and resize a clip. MediaError for what is no readable clip within the limits."""
     if part.frames is not None:
         return _to_medium(_precut(part, spec, options), spec)
+    if part.timestamps is not None:
+        raise MediaError("timestamps are for clips given as frames; a video file has its own times")
     data = part.data
     if not data:
         raise MediaError("the video is empty (0 bytes)")
@@ -122,7 +124,7 @@ def _decode(data: bytes, part: VideoPart, spec: ProcessorSpec, options: MediaOpt
     picks = nearest_frames(line.times, frame_indices(total, count, spec))
     with _open(data) as container:
         clip = Clip(container.format.name.split(",")[0], line.rate, total, len(picks))
-        _collect(container, line, picks, clip, part, spec)
+        _collect(container, _video_stream(container, options), line, picks, clip, part, spec)
     if not clip.frames:
         raise MediaError("no frame of the video can be decoded")
     return clip
@@ -141,7 +143,8 @@ def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
 
 
-def _video_stream(container: Any) -> Any:
+def _video_stream(container: Any, options: MediaOptions) -> Any:
+    """The first one, whose decoder leaves out frames beyond the pixel limit (a stream may change size)."""
     streams = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
     if not streams:
         found = ", ".join(sorted({s.type for s in container.streams})) or "nothing"
@@ -151,13 +154,14 @@ def _video_stream(container: Any) -> Any:
         raise MediaError("the video's codec is not supported")
     stream.thread_type = "AUTO"
     stream.codec_context.thread_count = DECODER_THREADS
+    stream.codec_context.options = {"max_pixels": str(options.max_image_pixels)}
     return stream
 
 
 def _timeline(data: bytes, options: MediaOptions) -> Timeline:
     """Read the packets' times, without decoding; decode and count where a container has none."""
     with _open(data) as container:
-        stream = _video_stream(container)
+        stream = _video_stream(container, options)
         if stream.width and stream.height:
             check_size(stream.height, stream.width, options)
         rate = float(stream.average_rate or stream.guessed_rate or 0)
@@ -166,7 +170,7 @@ def _timeline(data: bytes, options: MediaOptions) -> Timeline:
         if keys is not None:
             return _timed(keys, tick, rate)
     with _open(data) as container:
-        stream = _video_stream(container)
+        stream = _video_stream(container, options)
         keys = sorted({key for key, _ in _frames(container, stream, [])})
         return _timed(keys, tick if tick and _is_timed(keys) else 0.0, rate)
 
@@ -232,10 +236,15 @@ def _frames(container: Any, stream: Any, damage: list[str]) -> Iterator[tuple[in
 
 
 def _collect(
-    container: Any, line: Timeline, picks: np.ndarray, clip: Clip, part: VideoPart, spec: ProcessorSpec
+    container: Any,
+    stream: Any,
+    line: Timeline,
+    picks: np.ndarray,
+    clip: Clip,
+    part: VideoPart,
+    spec: ProcessorSpec,
 ) -> None:
     """Decode up to the last frame picked. Where one is missing, the next readable one stands for it."""
-    stream = _video_stream(container)
     seconds = dict(zip(line.keys, line.times, strict=True))
     wanted = [line.keys[i] for i in picks]
     damage: list[str] = []

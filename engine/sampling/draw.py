@@ -28,7 +28,7 @@ def draw(logits: torch.Tensor, cuts: Cuts, uniform: torch.Tensor) -> torch.Tenso
     # the first token that takes the sum beyond the target has a share of its own, so it was kept
     total = cumulated[:, -1:].contiguous()
     found = torch.searchsorted(cumulated, uniform[:, None] * total, right=True)
-    return found.minimum(torch.searchsorted(cumulated, total))[:, 0]
+    return found.minimum(torch.searchsorted(cumulated, total))[:, 0].clamp(max=logits.shape[1] - 1)
 
 
 def threshold(probs: torch.Tensor, cuts: Cuts) -> torch.Tensor:

@@ -12,6 +12,8 @@ from mmserve.engine.scheduler.request import Request
 
 Sampled = tuple[int, TokenLogprob | None]
 
+COLDEST = 1e-4  # as good as greedy; a smaller temperature would take the logits beyond float32
+
 
 class Sampler:
     """Chooses the next token of each request from its logits.
@@ -55,8 +57,8 @@ def _plain(request: Request) -> bool:
 def _drawn(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
     params = [r.prepared.sampling for r in requests]
     cuts = Cuts(
-        temperature=logits.new_tensor([p.temperature for p in params]),
-        top_k=torch.tensor([p.top_k for p in params], device=logits.device),
+        temperature=logits.new_tensor([max(p.temperature, COLDEST) for p in params]),
+        top_k=torch.tensor([min(p.top_k, logits.shape[1]) for p in params], device=logits.device),
         top_p=logits.new_tensor([p.top_p for p in params]),
         min_p=logits.new_tensor([p.min_p for p in params]),
     )

@@ -112,6 +112,14 @@ def test_an_assistant_turn_of_tool_calls_needs_no_content():
             [{"role": "user", "content": [{"type": "image", "image": "u", "max_pixels": -1}]}],
             "messages[0].content[0].max_pixels",
         ),
+        *(
+            (
+                [{"role": "user", "content": [{"type": "video", "video": "u", name: value}]}],
+                f"messages[0].content[0].{name}",
+            )
+            for name in ("fps", "num_frames", "max_pixels")
+            for value in (float("nan"), float("inf"), 10**400)
+        ),
         (
             [{"role": "user", "content": [{"type": "video", "video": np.zeros((2, 2, 3), np.uint8)}]}],
             "messages[0].content[0].video",

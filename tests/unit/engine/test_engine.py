@@ -1,5 +1,7 @@
 """The whole engine on a tiny random Qwen3-VL: what must never change an answer, and what must be freed."""
 
+import math
+
 import pytest
 import torch
 from helpers.engine_requests import drain, generate, make_engine, prepared, tokens
@@ -188,6 +190,9 @@ def test_wrong_sampling_is_refused_with_the_field(pair, prompts):
         "logit_bias": {9999: 1.0},
         "temperature": -1.0,
         "logprobs": 50,
+        "presence_penalty": math.nan,
+        "frequency_penalty": math.inf,
+        "repetition_penalty": 1e-300,
     }.items():
         with pytest.raises(InvalidRequest) as caught:
             engine.submit(prepared(pair, prompts[0], **{field: value}))

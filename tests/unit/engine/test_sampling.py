@@ -57,6 +57,26 @@ def test_a_request_draws_the_same_tokens_alone_and_in_any_batch():
     assert tokens(together)[5] == int(logits[5].argmax())
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 1e-300}, {"temperature": 1e-40}, {"top_k": 10**30}])
+def test_values_beyond_any_tensor_mean_what_they_say_and_spare_the_neighbours(sampling):
+    torch.manual_seed(2)
+    logits = torch.randn(2, VOCAB) * 3
+    odd, other = request("odd", seed=1, **sampling), request("other", seed=2)
+    plain = request("plain", seed=1)
+    expected = Sampler().sample(logits, [plain, other])
+    found = Sampler().sample(logits, [odd, other])
+    assert found[1] == expected[1]
+    wanted = expected[0][0] if "top_k" in sampling else int(logits[0].argmax())
+    assert found[0][0] == wanted
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_broken_logits_still_give_a_token_of_the_vocabulary(value):
+    logits = torch.full((1, VOCAB), value)
+    [(token, _)] = Sampler().sample(logits, [request(temperature=1.0, top_p=0.9)])
+    assert 0 <= token < VOCAB
+
+
 def test_the_next_step_of_one_seed_draws_afresh():
     logits = torch.zeros(1, VOCAB)
     drawn = {tokens(Sampler().sample(logits, [request(seed=9, answer=range(n))]))[0] for n in range(20)}

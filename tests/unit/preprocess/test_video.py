@@ -183,6 +183,23 @@ def test_limits(spec):
         read_video(VideoPart(data=data), spec, MediaOptions(max_image_pixels=1000))
 
 
+def test_frames_that_grow_beyond_the_limit_in_mid_stream_are_left_out(spec):
+    stream = clip_file(4, kind="h264") + clip_file(20, kind="h264", size=(480, 640))
+    medium = read_video(VideoPart(data=stream), spec, MediaOptions(max_image_pixels=200 * 200))
+    assert medium.seen.source_size == (64, 96)
+    assert set(frames_of(medium)) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("fps", [1e308, 1e-308])
+def test_any_positive_rate_gives_frames(spec, options, fps):
+    assert read_video(VideoPart(data=clip_file(8), fps=fps), spec, options).pixels
+
+
+def test_times_beside_a_file_are_refused_since_it_has_its_own(spec, options):
+    with pytest.raises(MediaError, match="timestamps"):
+        read_video(VideoPart(data=clip_file(2), timestamps=(0.0, 1.0)), spec, options)
+
+
 def test_a_picture_is_a_clip_of_one_frame_or_an_error(spec, options):
     with pytest.raises(MediaError):
         read_video(VideoPart(data=picture_file(Image.new("RGB", (64, 64)))), spec, options)
