@@ -6,8 +6,10 @@ cannot exist without being checked and documented.
 """
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from mmserve.core.errors import ConfigError
@@ -86,7 +88,12 @@ class RunnerOptions(Section):
 class MediaOptions(Section):
     workers: int = option(2, "preprocessing workers", low=1, high=256)
     max_image_bytes: int = option(64 << 20, "largest encoded picture in bytes", low=1)
-    max_image_pixels: int = option(100_000_000, "largest picture in pixels, checked before decoding", low=1)
+    max_image_pixels: int = option(
+        100_000_000,
+        "largest picture in pixels, checked before decoding",
+        low=1,
+        high=178_956_970,  # where Pillow itself refuses
+    )
     max_video_bytes: int = option(512 << 20, "largest encoded clip in bytes", low=1)
     max_video_frames: int = option(768, "most frames taken from one clip", low=1)
     max_items: int = option(64, "pictures and clips in one request", low=1)
@@ -95,6 +102,15 @@ class MediaOptions(Section):
     fetch_timeout_s: float = option(20.0, "seconds for one media URL", low=0.1)
     allow_private_urls: bool = option(False, "also fetch from private and loopback addresses")
     media_root: str | None = option(None, "folder under which file:// URLs may be read; none if not given")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.allow_private_urls and not self.fetch_urls:
+            raise ConfigError(
+                "allow_private_urls contradicts fetch_urls being off", param="allow_private_urls"
+            )
+        if self.media_root is not None and not Path(self.media_root).is_dir():
+            raise ConfigError(f"media_root must be a folder, not {self.media_root!r}", param="media_root")
 
 
 @dataclass(frozen=True)
@@ -203,6 +219,10 @@ def _check(f: Field[Any], hint: Any, value: Any) -> None:
         raise ConfigError(
             f"{f.name} must be one of {', '.join(meta['choices'])}, not {value!r}", param=f.name
         )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{f.name} must be a finite number, not {value}", param=f.name)
+    if value == "":
+        raise ConfigError(f"{f.name} must not be empty", param=f.name)
     if meta["low"] is not None and value < meta["low"]:
         raise ConfigError(f"{f.name} must be at least {meta['low']}, not {value}", param=f.name)
     if meta["high"] is not None and value > meta["high"]:

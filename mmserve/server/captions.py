@@ -33,6 +33,7 @@ from mmserve.server.usage import timings_body, usage_body
 
 router = APIRouter()
 Media = ImagePart | VideoPart
+FILES = ("image", "video", "file")
 SOURCES = ("image_url", "image", "video_url", "video")
 
 
@@ -124,11 +125,16 @@ async def _read(request: Request) -> tuple[CaptionRequest, Media | None]:
 
 async def _read_form(request: Request) -> tuple[CaptionRequest, Media | None]:
     async with request.form() as form:
-        files = {k: v for k, v in form.multi_items() if isinstance(v, UploadFile)}
+        files = [(k, v) for k, v in form.multi_items() if isinstance(v, UploadFile)]
         fields = {k: v for k, v in form.multi_items() if isinstance(v, str)}
         wanted = convert(fields, CaptionRequest)
-        name = next((n for n in ("image", "video", "file") if n in files), None)
-        return wanted, _upload(await files[name].read(), name) if name else None
+        given = [(k, v) for k, v in files if k in FILES]
+        if not given:
+            return wanted, None
+        if len(given) + len(_sources(wanted)) > 1:
+            raise InvalidRequest("give one picture or clip, not several", param=given[-1][0])
+        [(name, file)] = given
+        return wanted, _upload(await file.read(), name)
 
 
 def _upload(data: bytes, param: str) -> Media:
@@ -139,7 +145,7 @@ def _upload(data: bytes, param: str) -> Media:
 
 async def _fetched(wanted: CaptionRequest, limits: MediaOptions) -> Media:
     """The picture or clip that exactly one of the fields of SOURCES names."""
-    given = [name for name in SOURCES if getattr(wanted, name) is not None]
+    given = _sources(wanted)
     if len(given) != 1:
         raise InvalidRequest(
             f"give one picture or clip: a file 'image', or one of {', '.join(SOURCES)}; not {len(given)}",
@@ -149,6 +155,10 @@ async def _fetched(wanted: CaptionRequest, limits: MediaOptions) -> Media:
     kind: Literal["image", "video"] = "video" if given[0].startswith("video") else "image"
     data = await fetch_media(MediaRef(kind, source, given[0]), limits)
     return _part(data, given[0])
+
+
+def _sources(wanted: CaptionRequest) -> list[str]:
+    return [name for name in SOURCES if getattr(wanted, name) is not None]
 
 
 def _part(data: bytes, param: str) -> Media:

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -105,7 +106,7 @@ class Visit:
 
     def log(self) -> None:
         seconds = time.monotonic() - self.started
-        path, status = self.scope["path"], self.status or 499
+        path, status = quote(self.scope["path"]), self.status or 499  # a line break in it would forge a line
         quiet = path.startswith("/health/") and status == 200
         access.log(
             logging.DEBUG if quiet else logging.INFO,

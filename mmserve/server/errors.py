@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -90,7 +91,7 @@ def _known(request: Request, error: HTTPException) -> MMServeError:
     if error.status_code == 404:
         return NotFound(f"there is nothing at {where}")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("allow", "another method")
+        allowed = Headers(error.headers).get("allow", "another method")
         return MethodNotAllowed(f"{where} is not possible here; allowed: {allowed}")
     known = InvalidRequest(str(error.detail))
     known.status = error.status_code

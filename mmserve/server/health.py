@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from mmserve.core.errors import MMServeError
 from mmserve.core.messages import ChatInput, ImagePart, Message, SamplingParams, TextPart
 from mmserve.generation import Generator, whole
+from mmserve.server.errors import told
 
 log = logging.getLogger("mmserve.server")
 router = APIRouter()
@@ -38,9 +39,10 @@ class Readiness:
             try:
                 await whole(self.service, probe())
                 self.proven.set()
-            except MMServeError as error:
-                self.why = f"the probe picture failed: {error.message}"
-                log.error("not ready: %s", self.why)
+            except Exception as error:
+                fault = None if isinstance(error, MMServeError) else error
+                self.why = f"the probe picture failed: {told(error).message}"
+                log.error("not ready: %s", self.why, exc_info=fault)
                 await asyncio.sleep(RETRY_S)
 
     def check(self) -> None:

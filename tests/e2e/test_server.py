@@ -15,6 +15,7 @@ from PIL import Image
 
 from mmserve.core.config import Config
 from mmserve.core.errors import EngineDead
+from mmserve.server import health
 
 SENTENCE = "".join(ANSWER)
 KEY = "k" * 20
@@ -114,6 +115,21 @@ def test_not_ready_before_a_picture_went_through():
         answer = httpx.get(f"{url}/health/ready")
         assert answer.status_code == 503
         assert error_of(answer)["code"] == "not_ready"
+
+
+def test_a_fault_of_the_probe_is_told_and_tried_again(monkeypatch, caplog):
+    class Clumsy(FakeService):
+        async def generate(self, chat):
+            if not self.seen:
+                self.seen.append(chat)
+                raise RuntimeError("a fault in preprocessing")
+            async for output in super().generate(chat):
+                yield output
+
+    monkeypatch.setattr(health, "RETRY_S", 0.01)
+    with serving(Clumsy(), Config()) as url:
+        assert until(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
+    assert "a fault in preprocessing" in caplog.text
 
 
 def test_not_ready_once_the_engine_is_dead():
@@ -316,6 +332,10 @@ def test_every_error_has_the_openai_shape(web, method, path, body, status):
     assert answer.headers["x-request-id"]
 
 
+def test_the_wrong_method_is_told_the_right_one(web):
+    assert "POST" in error_of(web.get("/v1/chat/completions"))["message"]
+
+
 def test_a_form_where_json_is_due_is_a_415(web):
     answer = web.post("/v1/chat/completions", content=b"a=b", headers={"content-type": "text/plain"})
     assert answer.status_code == 415
@@ -397,6 +417,13 @@ def test_no_picture_is_in_the_log(web, caplog):
     assert base64.b64encode(picture()).decode()[:40] not in caplog.text
 
 
+def test_a_path_cannot_forge_a_line_of_the_log(web, caplog):
+    caplog.set_level("DEBUG")
+    web.get("/x%0aINFO%20all%20is%20well")
+    assert any("/x%0A" in record.getMessage() for record in caplog.records)
+    assert not any("\n" in record.getMessage() for record in caplog.records)
+
+
 def test_the_api_description_tells_the_fields(web):
     document = web.get("/openapi.json").json()
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
@@ -458,6 +485,9 @@ def test_a_caption_as_events(web, how):
         ({"files": {"image": b"not a picture"}}, 400, "image"),
         ({"files": {"image": b""}}, 400, "image"),
         ({"data": {"prompt": "x"}, "files": {"other": b"x"}}, 400, "image"),
+        ({"files": [("image", picture()), ("image", picture())]}, 400, "image"),
+        ({"files": [("image", picture()), ("video", b"x")]}, 400, "video"),
+        ({"files": {"image": picture()}, "data": {"image_url": data_url(picture())}}, 400, "image"),
         ({"files": {"image": picture()}, "data": {"max_tokens": "many"}}, 400, "max_tokens"),
         ({"json": {}}, 400, "image"),
         ({"json": {"image_url": 3}}, 400, "image_url"),

@@ -30,6 +30,11 @@ def test_values_find_their_section() -> None:
         ({"max_running": True}, "max_running must be int, not True"),
         ({"max_model_len": "many"}, "max_model_len must be int or none, not 'many'"),
         ({"prot": 1}, "unknown option 'prot'"),
+        ({"fetch_timeout_s": float("nan")}, "fetch_timeout_s must be a finite number, not nan"),
+        ({"api_key": ""}, "api_key must not be empty"),
+        ({"max_image_pixels": 10**9}, "max_image_pixels must be at most 178956970"),
+        ({"allow_private_urls": True, "fetch_urls": False}, "contradicts fetch_urls"),
+        ({"media_root": "/no/such/folder"}, "media_root must be a folder"),
     ],
 )
 def test_wrong_value_names_field_value_and_what_is_allowed(values: dict, words: str) -> None:

@@ -258,7 +258,7 @@ async def test_broken_urls_are_refused(url):
 
 async def test_fetching_can_be_switched_off(site):
     with pytest.raises(MediaError, match="switched off"):
-        await fetch(url_of(site, "ok"), MediaOptions(fetch_urls=False, allow_private_urls=True))
+        await fetch(url_of(site, "ok"), MediaOptions(fetch_urls=False))
     assert site.seen == []
 
 
