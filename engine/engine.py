@@ -13,7 +13,7 @@ from mmserve.core.errors import ConfigError, InvalidRequest, MMServeError
 from mmserve.core.messages import FinishReason, PreparedRequest, TokenLogprob, TokenOutput, VisionItem
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.encoders.stage import EncoderStage
-from mmserve.engine.attention.matmul import MatmulAttention
+from mmserve.engine.attention.choose import attention_for
 from mmserve.engine.features import FeatureClaims
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape, pages_in
@@ -48,7 +48,7 @@ class Engine:
         self.scheduler = Scheduler(config.scheduler, self.kv.allocator, self.claims)
         self.runner = Runner(
             model.language,
-            MatmulAttention(self.kv),
+            attention_for(config.runner.attention_backend, self.kv),
             self.claims,
             device_for(model.device),
             config.scheduler.max_running,

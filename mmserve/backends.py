@@ -26,7 +26,7 @@ def expected(config: Config) -> dict[str, Choice]:
     return {
         "device": device,
         "dtype": dtype,
-        "attention": {"runs": "torch", "why": "matrix products on views of the KV pool; the only one so far"},
+        "attention": _attention(config.runner.attention_backend),
         "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
         "linear": {"runs": linear, "why": _linear_reason(config, device["runs"], dtype["runs"], linear)},
         "operations": {"runs": names, "why": "the device's own form of each where there is one"},
@@ -35,6 +35,12 @@ def expected(config: Config) -> dict[str, Choice]:
             "why": "asked for" if config.runner.threads else "torch's choice for this machine",
         },
     }
+
+
+def _attention(wanted: str) -> Choice:
+    if wanted == "auto":
+        return {"runs": "torch", "why": "matrix products on views of the KV pool, the fastest so far"}
+    return {"runs": wanted, "why": "asked for"}
 
 
 def _device(wanted: str) -> Choice:

@@ -75,7 +75,11 @@ class SchedulerOptions(Section):
 
 @dataclass(frozen=True)
 class RunnerOptions(Section):
-    attention_backend: str = option("auto", "attention over the paged KV cache", choices=("auto", "torch"))
+    attention_backend: str = option(
+        "auto",
+        "attention over the paged KV cache; torch is by matrix products, reference the slow oracle",
+        choices=("auto", "torch", "reference"),
+    )
     linear_backend: str = option(
         "auto",
         "onednn prepacks bf16 weights on a CPU; plain is the reference",

@@ -1,9 +1,13 @@
 import argparse
+import re
+from pathlib import Path
 
 import pytest
 
 from mmserve.core.config import BUNDLED_MODEL, Config, MediaOptions, add_arguments, from_arguments, options
 from mmserve.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
 
 
 def parsed(*flags: str) -> Config:
@@ -62,3 +66,13 @@ def test_tree_is_frozen_and_masks_the_api_key() -> None:
     with pytest.raises(AttributeError):
         config.server.port = 1  # type: ignore[misc]
     assert "secret" not in str(config.flat())
+
+
+def test_no_option_is_parsed_and_ignored() -> None:
+    code = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("mmserve", "preprocess", "engine", "encoders", "models")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "config.py"
+    )
+    assert [f.name for _, f in options() if not re.search(rf"\.{f.name}\b", code)] == []

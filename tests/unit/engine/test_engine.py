@@ -7,6 +7,7 @@ import torch
 from helpers.engine_requests import drain, generate, make_engine, prepared, tokens
 
 from mmserve.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, MediaError, Overloaded
+from mmserve.engine.attention.reference import ReferenceAttention
 
 CASES = [
     (9,),
@@ -33,6 +34,12 @@ def alone(pair, prompts):
 
 def test_eight_at_once_answer_as_one_at_a_time(pair, prompts, alone):
     assert generate(pair, prompts) == alone
+
+
+def test_the_attention_backend_asked_for_is_the_one_that_runs(pair, prompts, alone):
+    engine = make_engine(pair, attention_backend="reference")
+    assert isinstance(engine.runner.attention, ReferenceAttention)
+    assert generate(pair, prompts[:2], attention_backend="reference") == alone[:2]
 
 
 @pytest.fixture(scope="module")
