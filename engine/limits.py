@@ -11,19 +11,30 @@ def answer_length(request: PreparedRequest, max_len: int) -> int:
     prompt, wanted = request.num_tokens, request.sampling.max_tokens
     if prompt >= max_len:
         raise ContextLengthExceeded(
-            f"the prompt has {prompt} tokens, which leaves no room for an answer: prompt and answer"
-            f" together may have {max_len} tokens",
+            f"the prompt has {prompt} tokens{_of_media(request)}, which leaves no room for an answer: prompt"
+            f" and answer together may have {max_len} tokens{_advice(request)}",
             param="messages",
         )
     if wanted is None:
         return max_len - prompt
     if prompt + wanted > max_len:
         raise ContextLengthExceeded(
-            f"the prompt has {prompt} tokens and max_tokens asks for {wanted} more, {prompt + wanted} in all:"
-            f" together they may have {max_len} tokens",
+            f"the prompt has {prompt} tokens{_of_media(request)} and max_tokens asks for {wanted} more,"
+            f" {prompt + wanted} in all: together they may have {max_len} tokens{_advice(request)}",
             param="max_tokens",
         )
     return wanted
+
+
+def _of_media(request: PreparedRequest) -> str:
+    count = sum(stop - start for start, stop in (item.span for item in request.items))
+    return f" ({count} of them for pictures and clips)" if count else ""
+
+
+def _advice(request: PreparedRequest) -> str:
+    if not request.items:
+        return ""
+    return "; max_pixels beside a picture or in mm_processor_kwargs makes it smaller"
 
 
 def check_sampling(params: SamplingParams, vocab: int) -> None:

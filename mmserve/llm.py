@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from mmserve.chat_format import MediaRef, media_refs, parse_messages
 from mmserve.core.config import BUNDLED_MODEL, Config
-from mmserve.core.errors import InvalidRequest, MediaError, MMServeError
+from mmserve.core.errors import EngineDead, InvalidRequest, MediaError, MMServeError
 from mmserve.core.messages import (
     ChatInput,
     FinishReason,
@@ -73,7 +73,8 @@ class LLM:
         scheduler = self.config.scheduler
         self._at_once = min(2 * scheduler.max_running, scheduler.max_waiting, 128)
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="llm", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
 
     def chat(
         self,
@@ -113,8 +114,14 @@ class LLM:
         return self._run(self._all([partial(self._raw, p, s, stop) for p, s in pairs]))
 
     def close(self) -> None:
+        """Free the model and the threads; calls that are under way end with an error. Twice is once."""
+        if self._loop.is_closed():
+            return
         self.service.close()
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -190,6 +197,9 @@ class LLM:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """On the loop's own thread, so that it also works where a loop runs already (notebooks)."""
+        if self._loop.is_closed():
+            work.close()
+            raise EngineDead("this LLM was closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -208,6 +218,13 @@ class LLM:
         return params
 
 
+async def _end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def _collect(outputs: AsyncGenerator[TextOutput, None]) -> Completion:
     completion = Completion()
     async with aclosing(outputs) as pieces:
@@ -217,6 +234,8 @@ async def _collect(outputs: AsyncGenerator[TextOutput, None]) -> Completion:
                 raise MMServeError(
                     output.error or "the engine failed on this request", code="generation_failed"
                 )
+            if output.finish_reason == "abort":
+                raise MMServeError("the request was aborted", code="aborted")
     return completion
 
 

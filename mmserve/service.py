@@ -69,6 +69,7 @@ class Service:
         processor = Processor(spec, config.media)
         engine = Engine(model, config, spec.eos_ids)
         preparer = PreparePool(processor, workers=config.media.workers)
+        log.info("a prompt and its answer may have %d tokens", engine.max_model_len)
         log.info("backends: %s", ", ".join(f"{op} {form}" for op, form in model.backends.items()))
         return cls(config, processor, preparer, EngineThread(engine))
 

@@ -190,6 +190,13 @@ def test_requests_that_cannot_fit_are_refused_with_the_counts(pair, prompts):
     assert len(tokens(drain(engine)["r"])) == 64 - 9
 
 
+def test_too_long_for_its_pictures_says_how_many_tokens_they_take(pair, prompts):
+    engine = make_engine(pair, max_model_len=16)
+    request = prepared(pair, pair.prompt(5, ("image", 4, 8), 7), max_tokens=1)
+    with pytest.raises(ContextLengthExceeded, match=r"\(8 of them for pictures and clips\).*max_pixels"):
+        engine.submit(request)
+
+
 def test_wrong_sampling_is_refused_with_the_field(pair, prompts):
     engine = make_engine(pair)
     for field, value in {

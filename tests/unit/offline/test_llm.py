@@ -2,6 +2,9 @@ import asyncio
 import io
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -9,7 +12,14 @@ from helpers.media_files import clip_file
 from PIL import Image
 
 from mmserve import LLM, SamplingParams
-from mmserve.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, MediaError
+from mmserve.core.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    EngineDead,
+    InvalidRequest,
+    MediaError,
+    MMServeError,
+)
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -110,6 +120,28 @@ def test_errors_name_what_is_wrong(llm, tmp_path):
 def test_more_prompts_than_the_queue_holds(llm):
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     assert len(llm.generate(["a"] * 300, params)) == 300
+
+
+def test_a_closed_model_says_so_instead_of_hanging(llm):
+    other = LLM(llm.config.model.model, kv_cache_mib=8)
+    calls = []
+    long = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
+
+    def call():
+        with pytest.raises((MMServeError, CancelledError)):
+            other.generate(["a"] * 8, long)
+        calls.append("ended")
+
+    under_way = threading.Thread(target=call)
+    under_way.start()
+    while not other.service.stats()["running"]:
+        time.sleep(0.001)
+    other.close()
+    other.close()
+    under_way.join(5)
+    assert calls == ["ended"]
+    with pytest.raises(EngineDead, match="closed"):
+        other.generate("a")
 
 
 async def test_it_works_inside_a_running_event_loop(llm):
