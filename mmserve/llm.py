@@ -81,7 +81,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling: Sampling = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         **template_kwargs: Any,
     ) -> list[Completion]:
         """Answer one conversation or several, in order.
@@ -93,14 +93,16 @@ class LLM:
         conversations: Sequence[Any] = [messages] if _is_conversation(messages) else messages
         params = self._sampling(sampling, len(conversations))
         pairs = zip(conversations, params, strict=True)
-        return self._run(self._all([partial(self._chat, c, p, stop, template_kwargs) for c, p in pairs]))
+        return self._run(
+            self._all([partial(self._chat, c, p, _stops(stop), template_kwargs) for c, p in pairs])
+        )
 
     def generate(
         self,
         prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
         sampling: Sampling = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Completion]:
         """Continue raw prompts, in order; no chat template is applied.
 
@@ -111,7 +113,7 @@ class LLM:
         several = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         params = self._sampling(sampling, len(several))
         pairs = zip(several, params, strict=True)
-        return self._run(self._all([partial(self._raw, p, s, stop) for p, s in pairs]))
+        return self._run(self._all([partial(self._raw, p, s, _stops(stop)) for p, s in pairs]))
 
     def close(self) -> None:
         """Free the model and the threads; calls that are under way end with an error. Twice is once."""
@@ -137,27 +139,27 @@ class LLM:
         self,
         messages: Conversation,
         sampling: SamplingParams,
-        stop: Sequence[str],
+        stop: tuple[str, ...],
         template_kwargs: dict[str, Any],
     ) -> Completion:
         chat = ChatInput(
             request_id=_new_id(),
             messages=await self._parse(messages),
             sampling=sampling,
-            stop=tuple(stop),
+            stop=stop,
             template_kwargs=template_kwargs,
         )
         return await _collect(self.service.generate(chat))
 
     async def _raw(
-        self, prompt: str | Mapping[str, Any], sampling: SamplingParams, stop: Sequence[str]
+        self, prompt: str | Mapping[str, Any], sampling: SamplingParams, stop: tuple[str, ...]
     ) -> Completion:
         text, media = _prompt_fields(prompt)
         parts: tuple[Any, ...] = ()
         if media:
             parts = (await self._parse([{"role": "user", "content": media}]))[0].content
         prepared = await asyncio.to_thread(
-            self.service.processor.prepare_text, _new_id(), text, sampling, parts, stop=tuple(stop)
+            self.service.processor.prepare_text, _new_id(), text, sampling, parts, stop=stop
         )
         return await _collect(self.service.answer(prepared))
 
@@ -211,6 +213,10 @@ class LLM:
         if sampling is None:
             sampling = SamplingParams(**self.service.spec.sampling)  # type: ignore[arg-type]
         params = [sampling] * count if isinstance(sampling, SamplingParams) else list(sampling)
+        if not all(isinstance(p, SamplingParams) for p in params):
+            raise InvalidRequest(
+                "sampling must be SamplingParams, or a list with one a prompt", param="sampling"
+            )
         if len(params) != count:
             raise InvalidRequest(
                 f"there are {count} prompts but {len(params)} sampling parameters", param="sampling"
@@ -237,6 +243,14 @@ async def _collect(outputs: AsyncGenerator[TextOutput, None]) -> Completion:
             if output.finish_reason == "abort":
                 raise MMServeError("the request was aborted", code="aborted")
     return completion
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    """One stop string or several; anything else is an InvalidRequest."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(s, str) and s for s in stops):
+        raise InvalidRequest("stop must be a string or a list of strings, none of them empty", param="stop")
+    return stops
 
 
 def _is_conversation(messages: Any) -> bool:

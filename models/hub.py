@@ -15,6 +15,8 @@ def resolve(name: str, revision: str | None = None, *, weights: bool = True) -> 
     A download shows its progress and works offline once it is in the cache. ``weights`` False leaves
     the weight files out. ModelLoadError when there is no such folder and the hub cannot give it.
     """
+    if revision is not None and (name == BUNDLED_MODEL or Path(name).expanduser().exists()):
+        raise ModelLoadError(f"{name} is on this machine and has no revision {revision!r}", param="revision")
     if Path(name).expanduser().exists():
         return _local(Path(name).expanduser())
     if name == BUNDLED_MODEL:

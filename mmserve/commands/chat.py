@@ -22,6 +22,7 @@ Type a question; paths and URLs of pictures or clips in the line are shown to th
 /image PATH  show a picture or clip with the next question    /reset  start anew    /quit  leave"""
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic")
 CLIPS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".ts")
+COMMAND = re.compile(r"/\w*(\s|$)")  # a path goes on with another / or a dot
 WORD = re.compile(r"""'[^']*'|"[^"]*"|(?:\\.|\S)+""")
 
 
@@ -67,7 +68,7 @@ class Chat:
                 line = input("> " if interactive else "").strip()
             except EOFError:
                 return 0
-            if line == "/quit":
+            if line in ("/quit", "/exit"):
                 return 0
             self._handle(line, runner)
 
@@ -77,8 +78,10 @@ class Chat:
                 self.messages, self.pending = [], []
             elif line == "/help":
                 print(HELP)
-            elif line.startswith("/image"):
+            elif line.split(maxsplit=1)[:1] == ["/image"]:
                 self._show(line.removeprefix("/image").strip(), runner)
+            elif COMMAND.match(line):
+                print(f"there is no {line.split()[0]}; /help tells what there is", file=sys.stderr)
             elif line:
                 runner.run(self._ask(line))
         except MMServeError as error:

@@ -3,7 +3,10 @@
 import argparse
 import asyncio
 import json
+import shutil
+import sys
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,9 +18,9 @@ if TYPE_CHECKING:
 
 NEXT = """
 Serve it, and ask it about a picture from another terminal:
-  mmserve serve
+  {mmserve} serve
   curl -F image=@{picture} http://127.0.0.1:8000/v1/captions
-Or a real model: mmserve serve Qwen/Qwen3-VL-2B-Instruct"""
+Or a real model: {mmserve} serve Qwen/Qwen3-VL-2B-Instruct"""
 
 
 class Sample(NamedTuple):
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         service.close()
     print(f"\n{len(found) - wrong} of {len(found)} captions are right.")
-    print(NEXT.format(picture=_near(found[0].path)))
+    print(NEXT.format(mmserve=_own_name(), picture=_near(found[0].path)))
     return int(wrong > 0)
 
 
@@ -96,16 +99,25 @@ async def captioned(service: "Service", path: Path) -> Caption:
 
     start, moments, texts, tokens = time.monotonic(), [], [], 0
     chat = caption_chat(f"demo-{path.name}", media_part(path.read_bytes(), path.name))
-    async for _, output in generate(service, [chat]):
-        moments.append(time.monotonic() - start)
-        texts.append(output.text)
-        tokens = output.usage.completion_tokens
+    async with aclosing(generate(service, [chat])) as outputs:
+        async for _, output in outputs:
+            moments.append(time.monotonic() - start)
+            texts.append(output.text)
+            tokens = output.usage.completion_tokens
     return Caption("".join(texts).strip(), tokens, moments[0], moments[-1])
 
 
 def _times(caption: Caption) -> str:
     first, total = 1000 * caption.first_s, 1000 * caption.total_s
     return f"first token {first:.0f} ms, {caption.tokens} tokens in {total:.0f} ms"
+
+
+def _own_name() -> str:
+    """How this command is called from here: it may stand in a virtual environment that is not active."""
+    called = Path(sys.argv[0])
+    if called.name != "mmserve" or shutil.which("mmserve"):
+        return "mmserve"
+    return _near(called.absolute())
 
 
 def _near(path: Path) -> str:

@@ -183,6 +183,13 @@ def test_a_picture_shown_beforehand_goes_with_the_next_question(service, picture
     assert kinds == [["ImagePart", "TextPart"], ["TextPart"]]
 
 
+def test_a_command_that_does_not_exist_is_no_question(service, picture, monkeypatch, capsys):
+    typed(monkeypatch, "/hlep", "/imagine a cat", "/", str(picture).replace(" ", "\\ "), "/exit", "never")
+    assert cli.main(["chat"]) == 0
+    assert capsys.readouterr().err.count("/help") == 3
+    assert len(service.seen) == 1
+
+
 def test_a_failed_turn_is_told_and_forgotten(service, monkeypatch, capsys):
     typed(monkeypatch, "/image nowhere.png", "fail", "hello")
     assert cli.main(["chat"]) == 0

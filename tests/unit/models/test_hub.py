@@ -27,6 +27,12 @@ def test_existing_folder(tmp_path):
     assert hub.resolve(str(tmp_path)) == tmp_path
 
 
+def test_a_revision_of_a_folder_is_refused_not_ignored(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="no revision 'main'"):
+        hub.resolve(str(tmp_path), "main")
+
+
 def test_folder_without_config(tmp_path):
     with pytest.raises(ModelLoadError, match=r"it has no config\.json"):
         hub.resolve(str(tmp_path))

@@ -103,6 +103,18 @@ def test_each_prompt_may_have_its_own_sampling(llm):
         llm.generate(["a", "b"], params[:1])
 
 
+def test_one_stop_string_is_one_and_not_its_letters(llm):
+    (whole,) = llm.generate("Hello world", GREEDY)
+    middle = whole.text[1:4]
+    for stop in (middle, [middle]):
+        (cut,) = llm.generate("Hello world", GREEDY, stop=stop)
+        assert cut.text == whole.text[: whole.text.find(middle)]
+    with pytest.raises(InvalidRequest, match="stop"):
+        llm.generate("a", GREEDY, stop=[""])
+    with pytest.raises(InvalidRequest, match="SamplingParams"):
+        llm.generate("a", {"temperature": 0})
+
+
 def test_errors_name_what_is_wrong(llm, tmp_path):
     with pytest.raises(MediaError, match="cannot read"):
         llm.chat(ask(image(str(tmp_path / "none.png"))), GREEDY)
