@@ -67,11 +67,6 @@ class VisionConfig:
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
 
-    @property
-    def patch_values(self) -> int:
-        """Numbers in one patch of one frame."""
-        return self.in_channels * self.patch_size**2
-
 
 @dataclass(frozen=True)
 class ModelConfig:

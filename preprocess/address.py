@@ -3,6 +3,8 @@
 import asyncio
 import ipaddress
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 
@@ -14,6 +16,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # Globally routable by the registry, yet a cloud provider's metadata service answers there.
 METADATA = {ipaddress.ip_address("168.63.129.16")}
+# Threads of their own: those that read data URLs and files must not wait for somebody's name server.
+_LOOKUPS = ThreadPoolExecutor(32, thread_name_prefix="lookup")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -45,9 +49,9 @@ async def checked_address(url: httpx.URL, *, allow_private: bool) -> tuple[str, 
     """
     _check_form(url)
     host, port = url.raw_host.decode("ascii"), url.port or default_port(url)
-    loop = asyncio.get_running_loop()
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, look_up)
     except (OSError, UnicodeError):
         raise MediaError(f"the URL's host cannot be found: {host[:100]}", code="media_unreachable") from None
     numbers = [str(info[4][0]) for info in found]

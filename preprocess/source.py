@@ -1,4 +1,4 @@
-"""References to media (data, http and file URLs, paths) to bytes.
+"""References to media (data, http and file URLs) to bytes.
 
 Nothing of a reference's content is ever repeated in an error.
 """
@@ -6,8 +6,6 @@ Nothing of a reference's content is ever repeated in an error.
 import asyncio
 import base64
 import binascii
-import threading
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
@@ -43,44 +41,12 @@ async def fetch(ref: str, media: MediaOptions, param: str | None = None, kind: K
         raise MediaError("media must be given as a data:, http://, https:// or file:// URL")
 
 
-def load_source(ref: str, media: MediaOptions, param: str | None = None, kind: Kind = "image") -> bytes:
-    """As ``fetch``, for callers without an event loop."""
-    return _run(fetch(ref, media, param, kind))
-
-
-def read_path(path: str | Path, media: MediaOptions, param: str | None = None, kind: Kind = "image") -> bytes:
-    """A local file that the caller himself named (command line, offline API)."""
-    with naming(param):
-        return _read(Path(path), _limit(media, kind), f"{path} cannot be read")
-
-
 def _limit(media: MediaOptions, kind: Kind) -> int:
     return media.max_image_bytes if kind == "image" else media.max_video_bytes
 
 
 def _too_large(limit: int) -> MediaError:
     return MediaError(f"the media has more than {limit} bytes, the most that is allowed")
-
-
-def _run(work: Coroutine[Any, Any, bytes]) -> bytes:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    found: list[bytes | BaseException] = []
-    thread = threading.Thread(target=lambda: found.append(_outcome(work)))
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
-
-
-def _outcome(work: Coroutine[Any, Any, bytes]) -> bytes | BaseException:
-    try:
-        return asyncio.run(work)
-    except BaseException as error:
-        return error
 
 
 # ---------------------------------------------------------------- data URLs

@@ -1,5 +1,6 @@
 """Data URLs, the address guard against a listener that must see nothing, fetching, files."""
 
+import asyncio
 import base64
 import http.server
 import ipaddress
@@ -12,10 +13,15 @@ import pytest
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import MediaError, MediaTimeout
 from mmserve.preprocess.address import is_public
-from mmserve.preprocess.source import decode_base64, fetch, load_source, read_path
+from mmserve.preprocess.source import decode_base64, fetch
 
 DATA = bytes(range(256))
 PRIVATE = MediaOptions(allow_private_urls=True)
+
+
+def load_source(ref, media, param=None, kind="image"):
+    return asyncio.run(fetch(ref, media, param, kind))
+
 
 # ---------------------------------------------------------------- data URLs
 
@@ -124,16 +130,14 @@ async def test_no_spelling_of_loopback_is_connected_to(listener, options, host):
 
 async def test_the_address_checked_is_the_address_connected_to(listener, options, monkeypatch):
     """A name that is public when it is looked up first and private ever after."""
-    import asyncio
-
     asked = []
 
-    async def lookup(self, host, port, **kwargs):
+    def lookup(host, port, **kwargs):
         asked.append(host)
         number = "203.0.113.5" if len(asked) > 1 else "127.0.0.1"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (number, port))]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", lookup)
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
     with pytest.raises(MediaError, match="not public"):
         await fetch(f"http://rebind.test:{listener.getsockname()[1]}/", options)
     assert asked == ["rebind.test"]
@@ -190,15 +194,19 @@ async def test_fetches_and_follows_redirects(site):
     assert site.seen[-1] == ("/ok?a=b", f"localhost:{site.server_address[1]}")
 
 
-def test_works_without_and_inside_an_event_loop(site):
-    import asyncio
+async def test_slow_name_servers_do_not_hold_up_data_urls(options, monkeypatch):
+    answered = threading.Event()
 
-    assert load_source(url_of(site, "ok"), PRIVATE) == DATA
+    def lookup(host, port, **kwargs):
+        answered.wait(10)
+        raise OSError("no such name")
 
-    async def inside():
-        return load_source(url_of(site, "ok"), PRIVATE)
-
-    assert asyncio.run(inside()) == DATA
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    slow = [asyncio.create_task(fetch(f"http://slow{i}.test/", options)) for i in range(40)]
+    await asyncio.sleep(0.05)
+    assert await asyncio.wait_for(fetch(f"data:;base64,{encoded()}", options), 2) == DATA
+    answered.set()
+    assert all(isinstance(e, MediaError) for e in await asyncio.gather(*slow, return_exceptions=True))
 
 
 async def test_every_hop_is_checked(site, monkeypatch):
@@ -290,11 +298,3 @@ def test_refusals_do_not_tell_whether_a_file_exists(root):
     with pytest.raises(MediaError) as caught:
         load_source(f"file://{root}/a%20b.png", MediaOptions())
     assert said == {caught.value.message}
-
-
-def test_paths_of_the_caller_himself(root, options):
-    assert read_path(root / "a b.png", options) == DATA
-    with pytest.raises(MediaError, match=r"no\.png"):
-        read_path(root / "no.png", options)
-    with pytest.raises(MediaError, match="allowed"):
-        read_path(root / "a b.png", MediaOptions(max_image_bytes=10))
