@@ -11,6 +11,10 @@ from mmserve.core.messages import VisionItem
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.models.forward import VisionEncoder
 
+# Pixels are read-only, since requests share them, and the encoder only reads them. (Said once for the
+# process: ``warnings.catch_warnings`` is not safe beside other threads.)
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
 
 class EncoderStage:
     """Batches items of many requests into single encoder forwards of bounded size.
@@ -99,9 +103,7 @@ def _pixels(item: VisionItem) -> torch.Tensor:
         raise MMServeError(
             f"vision item {item.digest.hex()[:12]} has no pixels and is not in the encoder pool"
         )
-    with warnings.catch_warnings():  # shared memory is mapped read-only; the encoder only reads it
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(np.ascontiguousarray(item.pixels))
+    return torch.from_numpy(np.ascontiguousarray(item.pixels))
 
 
 def _owned(features: torch.Tensor) -> torch.Tensor:
