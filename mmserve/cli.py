@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from mmserve import __version__
@@ -18,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     args = parser().parse_args(argv)
     prepare_environment()
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with a file is told to its sender
     try:
         return int(args.run(args))
     except MMServeError as error:
