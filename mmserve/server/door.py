@@ -9,6 +9,7 @@ import uuid
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmserve.core.errors import MMServeError, PayloadTooLarge, Unauthorized
@@ -55,6 +56,8 @@ class Door:
     async def _serve(self, scope: Scope, visit: "Visit") -> None:
         try:
             await self.app(scope, visit.receive, visit.send)
+        except ClientDisconnect:
+            pass  # it left while it was still sending; nobody is there to be told
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, Exception):
                 log.exception("request %s failed", visit.id)

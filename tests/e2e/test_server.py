@@ -409,6 +409,21 @@ def test_a_client_that_leaves_ends_its_generation(url, service, fields):
     assert until(lambda: service.running == 0, 1.0)
 
 
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x", "image/png"])
+def test_a_client_that_leaves_while_sending_is_no_fault(url, caplog, kind):
+    caplog.set_level("INFO")
+    where = httpx.URL(url)
+    head = (
+        f"POST /v1/captions HTTP/1.1\r\nhost: {where.host}\r\nauthorization: Bearer {KEY}\r\n"
+        f"content-type: {kind}\r\ncontent-length: 1000\r\n\r\n--x\r\n"
+    )
+    with socket.create_connection((where.host, where.port)) as peer:
+        peer.sendall(head.encode())
+        time.sleep(0.1)
+    assert until(lambda: "POST /v1/captions 499" in caplog.text)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_no_picture_is_in_the_log(web, caplog):
     caplog.set_level("DEBUG")
     web.post("/v1/chat/completions", json={"messages": ask(image_part())})
