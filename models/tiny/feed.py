@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from mmserve.models.tiny import world
 from mmserve.models.tiny.batches import Batch, Layout, Row, collate, patchify
 from mmserve.models.tiny.example import Example, Turn
+from mmserve.models.tiny.look import draw_looks
 from mmserve.models.tiny.net import Grid
 
 CELL = 32  # pixels of a merged token's side
@@ -19,6 +20,7 @@ CLIPS_FROM, CLIP_SHARE = 0.12, 0.2
 LARGE_FROM, LARGE_SHARE = 0.4, 0.45
 GROUPS = 5
 MAX_TURNS = 4
+LOOKS = 20
 STILL_KINDS, CLIP_KINDS = ("scene", "count", "word", "unknown"), ("clip", "unknown")
 
 
@@ -123,4 +125,5 @@ def produce(queue, progress, folder: Path, seed: list[int]) -> None:
     weights = Weights(folder / "weights.json")
     while True:
         weights.refresh()
-        queue.put(pickle.dumps(draw_batch(rng, layout, progress.value, weights)))
+        batch = draw_batch(rng, layout, progress.value, weights)
+        queue.put(pickle.dumps((batch, draw_looks(rng, LOOKS))))

@@ -15,18 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmserve.models.tiny.batches import patchify
+from mmserve.models.tiny.batches import Batch, patchify
 from mmserve.models.tiny.degrade import plan, shoot
 from mmserve.models.tiny.draw import item_scale, levels_of, paint, stamp
 from mmserve.models.tiny.grounds import draw_ground
-from mmserve.models.tiny.net import Grid, Vision, compile_blocks
-from mmserve.models.tiny.palette import NAMES, draw_colour
+from mmserve.models.tiny.net import Grid, TinyVL, Vision, compile_blocks
+from mmserve.models.tiny.palette import NAMES, draw_colour, legible
 from mmserve.models.tiny.sampler import sample_strength, stream
 from mmserve.models.tiny.scene import Item, Scene, compose, pick, random_noun
-from mmserve.models.tiny.subjects import SHAPES, WORDS, things
+from mmserve.models.tiny.sprites import word_fonts
+from mmserve.models.tiny.subjects import SHAPES, WORDS, Noun, things
 
 CELL = 32  # pixels of a merged token's side
 GROUND = 0
+LOOK_WEIGHT = 0.5
 GROUND_WEIGHT = 0.2  # a token that a subject merely touches is still about the subject
 SIZES = ((128, 128), (96, 128), (128, 96), (96, 96), (160, 128), (128, 160), (160, 160), (192, 192))
 
@@ -63,9 +65,7 @@ class Looker(nn.Module):
 
     def batch_loss(self, looks: Looks) -> Tensor:
         features, deep = self.visual(looks.patches, looks.grid)
-        loss = F.cross_entropy(self.kind_head(features).float(), looks.kinds)
-        inks = F.cross_entropy(self.ink_head(features).float(), looks.inks, ignore_index=-1)
-        return loss + 0.3 * inks + 0.0 * sum(d.float().mean() for d in deep)
+        return look_loss(self.kind_head(features), self.ink_head(features), looks, deep)
 
     @torch.no_grad()
     def accuracy(self, looks: Looks) -> float:
@@ -75,6 +75,34 @@ class Looker(nn.Module):
         best, guess = looks.kinds.argmax(-1), scores.argmax(-1)
         clear = (best != GROUND) & (looks.kinds.max(-1).values > 0.6)
         return float((best == guess)[clear].float().mean())
+
+
+def look_loss(kinds: Tensor, inks: Tensor, looks: Looks, unused: list[Tensor]) -> Tensor:
+    """Cross-entropy of what each token shows, and of its colour; ``unused`` features get a zero gradient."""
+    loss = F.cross_entropy(kinds.float(), looks.kinds)
+    colour = F.cross_entropy(inks.float(), looks.inks, ignore_index=-1)
+    return loss + 0.3 * colour + 0.0 * sum(u.float().mean() for u in unused)
+
+
+class Learner(TinyVL):
+    """tiny-vl in its second stage: it converses, and goes on naming what each token shows."""
+
+    def __init__(self, cfg: dict) -> None:
+        super().__init__(cfg)
+        width = cfg["vision_config"]["out_hidden_size"]
+        self.kind_head = nn.Linear(width, len(classes()) + 1)
+        self.ink_head = nn.Linear(width, len(NAMES))
+
+    def batch_loss(self, batch: tuple[Batch, Looks]) -> Tensor:
+        talk, looks = batch
+        features, deep = self.model.visual(looks.patches, looks.grid)
+        seen = look_loss(self.kind_head(features), self.ink_head(features), looks, deep)
+        return super().batch_loss(talk) + LOOK_WEIGHT * seen
+
+
+def speaking(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of tiny-vl itself, without the heads of its training."""
+    return {name: weight for name, weight in state.items() if name.startswith("model.")}
 
 
 def draw_looks(rng: np.random.Generator, count: int, strength: float | None = None) -> Looks:
@@ -100,10 +128,8 @@ def produce(queue, seed: list[int], count: int) -> None:
 def _shot(
     rng: np.random.Generator, height: int, width: int, strength: float | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if rng.random() < 0.35:
-        scene = compose(rng, height, width, pick(rng, ("scene", "scene", "word")))
-    else:
-        scene = _crowd(rng, height, width)
+    draw = pick(rng, (_crowd, _crowd, _page, _page, _as_asked))
+    scene = draw(rng, height, width)
     picture = draw_ground(rng, scene.ground, height, width)
     kinds, inks = np.zeros((height, width), np.int32), np.full((height, width), -1, np.int32)
     for item in scene.items:
@@ -119,6 +145,25 @@ def _shot(
         if recipe.warp is not None:
             kinds, inks = _warped(kinds, recipe.warp, 0), _warped(inks, recipe.warp, -1)
     return picture, _shares(kinds), _majority(inks)
+
+
+def _as_asked(rng: np.random.Generator, height: int, width: int) -> Scene:
+    """A scene as the questions are about."""
+    return compose(rng, height, width, pick(rng, ("scene", "word")))
+
+
+def _page(rng: np.random.Generator, height: int, width: int) -> Scene:
+    """Lines of one printed word each."""
+    ground = pick(rng, NAMES)
+    rows = max(1, round(height / rng.uniform(34, 64)))
+    items = []
+    for row in range(rows):
+        noun = Noun("word", pick(rng, WORDS), pick(rng, legible(ground)), "word")
+        text = pick(rng, (str.lower, str.upper, str.title))(noun.name)
+        size, y = float(rng.uniform(0.5, 0.95) * width), float((row + 0.5) * height / rows)
+        angle = float(rng.uniform(-4, 4))
+        items.append(Item(noun, "", width * 0.5, y, size, angle, pick(rng, word_fonts()), text))
+    return Scene("page", tuple(items), ground, height, width)
 
 
 def _crowd(rng: np.random.Generator, height: int, width: int) -> Scene:

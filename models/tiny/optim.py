@@ -10,6 +10,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
+SETTLE_STEPS = 120
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -80,7 +81,7 @@ class Optimizer:
             self._adam(grads, scale, min(1.0, 1.0 / (norm + 1e-6)))
             self._muon(grads, scale)
             self.steps += 1
-            keep = min(0.999, (1 + self.steps) / (20 + self.steps))
+            keep = min(0.998, (1 + self.steps) / (20 + self.steps))
             torch._foreach_lerp_(self.average, self.masters, 1 - keep)
             torch._foreach_copy_(self.live, self.masters)
         for parameter in self.live:
@@ -138,11 +139,15 @@ class Optimizer:
     @torch.no_grad()
     def load(self, state: dict) -> None:
         for name, master, average in zip(self.names, self.masters, self.average, strict=True):
-            master.copy_(state["masters"][name])
-            average.copy_(state["average"][name])
+            if name in state["masters"]:
+                master.copy_(state["masters"][name])
+                average.copy_(state["average"][name])
         for name, momentum in self.momentum.items():
             momentum.copy_(state["momentum"][name])
-        self.adam.load_state_dict(state["adam"])
+        if len(state["masters"]) == len(self.names):
+            self.adam.load_state_dict(state["adam"])
         self.steps = state["steps"]
         self.trunk_from = state.get("trunk_from", 0)
+        if len(state["masters"]) != len(self.names):  # new heads must learn before they may teach
+            self.trunk_from = self.steps + SETTLE_STEPS
         torch._foreach_copy_(self.live, self.masters)

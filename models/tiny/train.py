@@ -24,6 +24,7 @@ from mmserve.models.tiny import checkpoint, feed, tokenizer, world
 from mmserve.models.tiny.assist import Assistants
 from mmserve.models.tiny.batches import Batch, Layout
 from mmserve.models.tiny.evaluate import held_out, score, table
+from mmserve.models.tiny.look import Learner, Looks, speaking
 from mmserve.models.tiny.net import TinyVL
 from mmserve.models.tiny.optim import Optimizer
 
@@ -52,7 +53,7 @@ class Run:
             tokenizer.build(world.corpus(20000, seed), VOCAB).save(str(folder / "tokenizer.json"))
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         torch.manual_seed(seed)
-        self.net = TinyVL(checkpoint.config(self.tokenizer))
+        self.net = Learner(checkpoint.config(self.tokenizer))
         self.optimizer = Optimizer(self.net)
         self.net.bfloat16()
         if state is not None:
@@ -85,7 +86,7 @@ class Run:
         with (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(text + "\n")
 
-    def step(self, batch: Batch) -> tuple[float, float]:
+    def step(self, batch: tuple[Batch, Looks]) -> tuple[float, float]:
         loss = self.net.batch_loss(batch)
         loss.backward()
         self.assistants.gather()
@@ -98,7 +99,7 @@ class Run:
 
     def evaluate(self, sets: dict[str, list[Batch]]) -> None:
         net = TinyVL(checkpoint.config(self.tokenizer))
-        net.load_state_dict(dict(zip(self.optimizer.names, self.optimizer.average, strict=True)))
+        net.load_state_dict(speaking(self.optimizer.state()["average"]))
         start = time.monotonic()
         with torch.compiler.set_stance("force_eager"):
             net.bfloat16().eval()
@@ -140,7 +141,7 @@ class Run:
             waited += time.monotonic() - before
             loss, norm = self.step(batch)
             mean += loss / LOG_STEPS
-            pictures += len(batch.patches) * self.workers
+            pictures += len(batch[0].patches) * self.workers
             now = time.monotonic()
             self.elapsed, last = self.elapsed + now - last, now
             progress.value = self.progress
@@ -150,7 +151,7 @@ class Run:
                     f"s/step {spent / LOG_STEPS:.2f} wait {waited / spent:.2f} items/s {pictures / spent:.0f}"
                 )
                 head = f"step {self.batches} min {self.elapsed / 60:.1f} loss {mean:.4f} norm {norm:.2f}"
-                self.log("train.log", f"{head} {speed} grid {batch.grid} rate {self.scale():.3f}")
+                self.log("train.log", f"{head} {speed} grid {batch[0].grid} rate {self.scale():.3f}")
                 mean, waited, pictures, window = 0.0, 0.0, 0, now
             if self.elapsed - saved > SAVE_SECONDS:
                 self.save()
@@ -163,7 +164,9 @@ class Run:
 def export(folder: Path, dest: Path) -> None:
     """Write the run's averaged weights as the transformers folder ``dest``."""
     state = torch.load(folder / "state.pt", weights_only=False)
-    checkpoint.write(dest, state["optimizer"]["average"], Tokenizer.from_file(str(folder / "tokenizer.json")))
+    checkpoint.write(
+        dest, speaking(state["optimizer"]["average"]), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    )
     print(f"{dest}: step {state['optimizer']['steps']}, {state['elapsed'] / 60:.1f} minutes of training")
 
 
