@@ -6,8 +6,10 @@ learns the names of things many times faster. The heads are thrown away afterwar
 """
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from string import ascii_lowercase
 
 import cv2
 import numpy as np
@@ -23,7 +25,7 @@ from mmserve.models.tiny.net import Grid, TinyVL, Vision, compile_blocks
 from mmserve.models.tiny.palette import NAMES, draw_colour, legible
 from mmserve.models.tiny.sampler import sample_strength, stream
 from mmserve.models.tiny.scene import Item, Scene, compose, pick, random_noun
-from mmserve.models.tiny.sprites import word_fonts
+from mmserve.models.tiny.sprites import Pyramid, letter_edges, word_fonts
 from mmserve.models.tiny.subjects import SHAPES, WORDS, Noun, things
 
 CELL = 32  # pixels of a merged token's side
@@ -35,9 +37,10 @@ SIZES = ((128, 128), (96, 128), (128, 96), (96, 96), (160, 128), (128, 160), (16
 
 @cache
 def classes() -> dict[tuple[str, str], int]:
-    """(kind of noun, name) -> class; 0 is the ground."""
-    nouns = [("thing", n) for n in things()] + [("shape", n) for n in SHAPES] + [("word", n) for n in WORDS]
-    return {noun: index + 1 for index, noun in enumerate(nouns)}
+    """(kind, name) -> class of things, shapes and printed letters; 0 is the ground."""
+    named = [("thing", n) for n in things()] + [("shape", n) for n in SHAPES]
+    named += [("letter", n) for n in ascii_lowercase]
+    return {name: index + 1 for index, name in enumerate(named)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,15 @@ def speaking(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: weight for name, weight in state.items() if name.startswith("model.")}
 
 
+def fitting(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``wanted`` with what ``state`` has of it; a head with other classes keeps the first rows it shares."""
+    out = {name: weight.clone() for name, weight in wanted.items()}
+    for name in out.keys() & state.keys():
+        rows = min(len(out[name]), len(state[name]))
+        out[name][:rows] = state[name][:rows]
+    return out
+
+
 def draw_looks(rng: np.random.Generator, count: int, strength: float | None = None) -> Looks:
     """``count`` pictures of one size with their labels."""
     height, width = pick(rng, SIZES)
@@ -135,9 +147,10 @@ def _shot(
     for item in scene.items:
         noun = item.noun
         paint(picture, item, draw_colour(rng, noun.colour) if noun.colour else None)
-        cover = _cover(item, height, width)
-        kinds[cover] = classes()[noun.kind, noun.name]
-        inks[cover] = NAMES.index(noun.colour) if noun.colour else -1
+        for label, masks in _masks(item):
+            cover = _cover(item, masks, height, width)
+            kinds[cover] = classes()[label]
+            inks[cover] = NAMES.index(noun.colour) if noun.colour else -1
     strength = sample_strength(rng) if strength is None else strength
     if strength > 0:
         recipe = plan(rng, height, width, strength)
@@ -183,13 +196,22 @@ def _crowd(rng: np.random.Generator, height: int, width: int) -> Scene:
     return Scene("crowd", tuple(items), ground, height, width)
 
 
-def _cover(item: Item, height: int, width: int) -> np.ndarray:
-    """bool [height, width]: where the item's ink lies; a word covers its whole line."""
+def _masks(item: Item) -> Iterator[tuple[tuple[str, str], Pyramid]]:
+    """What an item shows and where in its sprite: one for a subject, one for each letter of a word."""
+    levels, noun = levels_of(item), item.noun
+    if noun.kind != "word":
+        yield (noun.kind, noun.name), tuple(level if level.ndim == 2 else level[..., 3] for level in levels)
+        return
+    edges = letter_edges(item.text, item.font)
+    for letter, first, last in zip(item.text.lower(), edges, edges[1:], strict=False):
+        column = np.zeros_like(levels[0])
+        column[:, round(first) : round(last)] = 255
+        yield ("letter", letter), (column,)
+
+
+def _cover(item: Item, masks: Pyramid, height: int, width: int) -> np.ndarray:
+    """bool [height, width]: where ``masks`` of the item's sprite lie in the picture."""
     canvas = np.zeros((height, width, 3), np.uint8)
-    levels = levels_of(item)
-    masks = tuple(level if level.ndim == 2 else level[..., 3] for level in levels)
-    if item.noun.kind == "word":
-        masks = tuple(np.full_like(mask, 255) for mask in masks)
     scale = item_scale(item, canvas.shape)
     stamp(canvas, masks, item.x, item.y, scale, item.angle, np.full(3, 255, np.float32))
     return canvas[..., 0] > 127

@@ -139,15 +139,16 @@ class Optimizer:
     @torch.no_grad()
     def load(self, state: dict) -> None:
         for name, master, average in zip(self.names, self.masters, self.average, strict=True):
-            if name in state["masters"]:
+            if name in state["masters"] and state["masters"][name].shape == master.shape:
                 master.copy_(state["masters"][name])
                 average.copy_(state["average"][name])
         for name, momentum in self.momentum.items():
             momentum.copy_(state["momentum"][name])
-        if len(state["masters"]) == len(self.names):
-            self.adam.load_state_dict(state["adam"])
         self.steps = state["steps"]
         self.trunk_from = state.get("trunk_from", 0)
-        if len(state["masters"]) != len(self.names):  # new heads must learn before they may teach
+        shapes = {name: master.shape for name, master in self._named()}
+        if shapes == {name: master.shape for name, master in state["masters"].items()}:
+            self.adam.load_state_dict(state["adam"])
+        else:  # new heads must learn before they may teach
             self.trunk_from = self.steps + SETTLE_STEPS
         torch._foreach_copy_(self.live, self.masters)

@@ -26,7 +26,7 @@ BATCH, LOG_STEPS, SAVE_SECONDS = 40, 50, 120.0
 WARMUP_STEPS, DECAY_FROM = 60, 0.3
 
 
-def scale(progress: float, steps: int) -> float:
+def rate_scale(progress: float, steps: int) -> float:
     fall = min(1.0, (1 - progress) / (1 - DECAY_FROM))
     return min(1.0, (steps + 1) / WARMUP_STEPS) * max(fall, 0.02)
 
@@ -35,15 +35,15 @@ class Pretraining:
     """One run of the first stage; what it learned is ``vision``, a state dict of averaged weights."""
 
     def __init__(
-        self, folder: Path, vision_config: dict, start: dict | None, workers: int, seed: int
+        self, folder: Path, vision_config: dict, start: dict | None, workers: int, seed: int, rate: float
     ) -> None:
         torch.manual_seed(seed)
         visual = Vision(vision_config)
-        if start is not None:
-            visual.load_state_dict(start)
-        self.folder, self.seed, self.workers = folder, seed, workers
+        self.folder, self.seed, self.workers, self.rate = folder, seed, workers, rate
         self.config = vision_config
         self.looker = look.Looker(visual, vision_config["out_hidden_size"])
+        if start is not None:
+            self.looker.load_state_dict(look.fitting(start, self.looker.state_dict()))
         self.optimizer = Optimizer(self.looker)
         self.looker.bfloat16()
         self.test = [look.draw_looks(stream("valid", 5, i), 32, s) for i in range(4) for s in (0.0, 0.6)]
@@ -55,7 +55,7 @@ class Pretraining:
 
     def save(self) -> None:
         partial = self.folder / "vision.pt.partial"
-        torch.save(self.averaged().visual.state_dict(), partial)
+        torch.save(self.averaged().state_dict(), partial)
         partial.replace(self.folder / "vision.pt")
 
     def accuracy(self) -> tuple[float, float]:
@@ -86,7 +86,7 @@ class Pretraining:
             loss = self.looker.batch_loss(pickle.loads(queue.get()))
             loss.backward()
             assistants.gather()
-            self.optimizer.step(scale(progress, self.optimizer.steps))
+            self.optimizer.step(self.rate * rate_scale(progress, self.optimizer.steps))
             assistants.release()
             mean += loss.item() / LOG_STEPS
             if self.optimizer.steps % LOG_STEPS == 0:
@@ -110,11 +110,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--workers", type=int, default=2, help="processes that compute gradients")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on both learning rates")
     parser.add_argument("--start", type=Path, help="a vision.pt or a run's state.pt to start from")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    run = Pretraining(options.out, checkpoint.VISION, _start(options.start), options.workers, options.seed)
+    start = _start(options.start)
+    run = Pretraining(options.out, checkpoint.VISION, start, options.workers, options.seed, options.rate)
     run.train(options.minutes)
 
 
@@ -124,9 +126,7 @@ def _start(path: Path | None) -> dict | None:
     state = torch.load(path, weights_only=False)
     if "optimizer" not in state:
         return state
-    prefix = "model.visual."
-    masters = state["optimizer"]["masters"]
-    return {name.removeprefix(prefix): w for name, w in masters.items() if name.startswith(prefix)}
+    return {name.removeprefix("model."): w for name, w in state["optimizer"]["average"].items()}
 
 
 if __name__ == "__main__":

@@ -68,6 +68,14 @@ def word_mask(text: str, font: str) -> tuple[Pyramid, float]:
     return pyramid(np.asarray(sheet)), float(cap_bottom - cap_top)
 
 
+@lru_cache(maxsize=4096)
+def letter_edges(text: str, font: str) -> tuple[float, ...]:
+    """Where each letter begins, and the last one ends, in columns of ``word_mask``'s largest level."""
+    face = _face(font)
+    left = face.getbbox(text)[0]
+    return tuple(4 - left + face.getlength(text[:i]) for i in range(len(text) + 1))
+
+
 @cache
 def _face(font: str) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(font, WORD_FONT_SIZE)

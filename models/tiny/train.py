@@ -30,7 +30,7 @@ from mmserve.models.tiny.optim import Optimizer
 
 VOCAB = 1792
 SAVE_SECONDS, EVAL_SECONDS, LOG_STEPS = 180.0, 360.0, 20
-WARMUP_STEPS, SETTLE_STEPS, DECAY_FROM = 60, 150, 0.45
+WARMUP_STEPS, SETTLE_STEPS, DECAY_FROM = 60, 80, 0.45
 
 
 def rate_scale(progress: float, steps: int) -> float:
@@ -66,7 +66,8 @@ class Run:
     def _adopt_vision(self, path: Path) -> None:
         """Start the vision transformer from the first stage, once: the file is renamed."""
         weights = torch.load(path)
-        self.optimizer.adopt({f"model.visual.{name}": w for name, w in weights.items()}, SETTLE_STEPS)
+        named = {f"model.{n}" if n.startswith("visual.") else n: w for n, w in weights.items()}
+        self.optimizer.adopt(named, SETTLE_STEPS)
         path.rename(path.with_suffix(".used.pt"))
 
     @property

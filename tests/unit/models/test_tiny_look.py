@@ -10,7 +10,7 @@ from mmserve.models.tiny.optim import Optimizer
 from mmserve.models.tiny.palette import NAMES
 from mmserve.models.tiny.sampler import stream
 from mmserve.models.tiny.scene import Item, Scene
-from mmserve.models.tiny.sprites import GLYPH_FONT
+from mmserve.models.tiny.sprites import GLYPH_FONT, word_fonts
 from mmserve.models.tiny.subjects import Noun
 
 needs_font = pytest.mark.skipif(
@@ -34,6 +34,16 @@ def test_token_under_a_shape_is_labelled_with_its_name_and_colour(monkeypatch):
     assert (inks[2:, :2] == NAMES.index("red")).all()
     assert (kinds[:2, 2:, look.GROUND] == 1).all()
     assert (inks[:2, 2:] == -1).all()
+
+
+@needs_font
+def test_printed_word_is_labelled_letter_by_letter(monkeypatch):
+    word = Item(Noun("word", "door", "red", "word"), "", 64, 64, 120, 0.0, word_fonts()[0], "DOOR")
+    kinds, inks = labelled(monkeypatch, [word])
+    names = {label: name for (_, name), label in look.classes().items()}
+    best = [names[int(label)] for label in kinds[1, :, 1:].argmax(-1) + 1]
+    assert best == ["d", "o", "o", "r"]
+    assert (inks[1] == NAMES.index("red")).all()
 
 
 def test_later_items_cover_earlier_ones(monkeypatch):
