@@ -11,8 +11,8 @@ TORCH := $(shell grep '^torch==' $(CONSTRAINTS))
 # PyTorch's CPU wheels if the default index of this machine serves CUDA builds.
 TORCH_INDEX ?=
 TORCH_FLAGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
-EXTRAS := dev$(if $(wildcard /proc/driver/nvidia/version),$(comma)gpu,)
 comma := ,
+EXTRAS := dev$(if $(wildcard /proc/driver/nvidia/version),$(comma)gpu,)
 
 export OMP_WAIT_POLICY ?= passive
 
