@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is import
 
 import torch
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 
 from mmserve.models.tiny import checkpoint, look
 from mmserve.models.tiny.assist import Assistants
@@ -111,7 +112,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes that compute gradients")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1.0, help="factor on both learning rates")
-    parser.add_argument("--start", type=Path, help="a vision.pt or a run's state.pt to start from")
+    parser.add_argument("--start", type=Path, help="a model folder, a run's state.pt or a vision.pt")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -123,10 +124,12 @@ def main() -> None:
 def _start(path: Path | None) -> dict | None:
     if path is None:
         return None
-    state = torch.load(path, weights_only=False)
-    if "optimizer" not in state:
-        return state
-    return {name.removeprefix("model."): w for name, w in state["optimizer"]["average"].items()}
+    if path.is_dir():
+        state = load_file(path / "model.safetensors")
+    else:
+        state = torch.load(path, weights_only=False)
+        state = state["optimizer"]["average"] if "optimizer" in state else state
+    return {name.removeprefix("model."): weight for name, weight in state.items()}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train tiny-vl on pictures that a helper process draws.
 
-    python -m mmserve.models.tiny.train --out RUN --minutes 90 [--resume]
+    python -m mmserve.models.tiny.train --out RUN --minutes 90 [--resume | --start DIR]
     python -m mmserve.models.tiny.train --export RUN [DEST]
 
 A run folder holds tokenizer.json, state.pt (written whole, then renamed), train.log, eval.log and, if
@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is import
 
 import torch
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from mmserve.models.tiny import checkpoint, feed, tokenizer, world
@@ -42,26 +43,37 @@ def rate_scale(progress: float, steps: int) -> float:
 class Run:
     """One training run: the net, its optimizer, the time spent so far, and where it is kept."""
 
-    def __init__(
-        self, folder: Path, minutes: float, seed: int, resume: bool, workers: int, rate: float
-    ) -> None:
-        self.folder, self.minutes, self.seed, self.workers = folder, minutes, seed, workers
-        self.elapsed, self.batches, self.rate = 0.0, 0, rate
-        folder.mkdir(parents=True, exist_ok=True)
-        state = torch.load(folder / "state.pt", weights_only=False) if resume else None
-        if state is None:
-            tokenizer.build(world.corpus(20000, seed), VOCAB).save(str(folder / "tokenizer.json"))
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        torch.manual_seed(seed)
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.folder, self.minutes, self.seed = options.out, options.minutes, options.seed
+        self.workers, self.rate = options.workers, options.rate
+        self.elapsed, self.batches = 0.0, 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._keep_tokenizer(options)
+        torch.manual_seed(self.seed)
         self.net = Learner(checkpoint.config(self.tokenizer))
         self.optimizer = Optimizer(self.net)
         self.net.bfloat16()
-        if state is not None:
-            self.optimizer.load(state["optimizer"])
-        if (folder / "vision.pt").exists():
-            self._adopt_vision(folder / "vision.pt")
-        if state is not None:
-            self.elapsed, self.batches = state["elapsed"], state["batches"]
+        if options.resume:
+            self._resume()
+        elif options.start:
+            weights = load_file(options.start / "model.safetensors")
+            self.optimizer.adopt({n: w.float() for n, w in weights.items()}, SETTLE_STEPS)
+        if (self.folder / "vision.pt").exists():
+            self._adopt_vision(self.folder / "vision.pt")
+
+    def _keep_tokenizer(self, options: argparse.Namespace) -> None:
+        """The run's own tokenizer: that of the weights it starts from, or a new one."""
+        path = self.folder / "tokenizer.json"
+        if options.start and not options.resume:
+            path.write_bytes((options.start / "tokenizer.json").read_bytes())
+        elif not options.resume:
+            tokenizer.build(world.corpus(20000, self.seed), VOCAB).save(str(path))
+        self.tokenizer = Tokenizer.from_file(str(path))
+
+    def _resume(self) -> None:
+        state = torch.load(self.folder / "state.pt", weights_only=False)
+        self.optimizer.load(state["optimizer"])
+        self.elapsed, self.batches = state["elapsed"], state["batches"]
 
     def _adopt_vision(self, path: Path) -> None:
         """Start the vision transformer from the first stage, once: the file is renamed."""
@@ -177,8 +189,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=90.0, help="training time, resumed parts included")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2, help="processes that compute gradients")
-    parser.add_argument("--rate", type=float, default=1.0, help="factor on both learning rates")
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--rate", type=float, default=0.4, help="factor on both learning rates")
+    parser.add_argument("--resume", action="store_true", help="go on from the run folder's state")
+    parser.add_argument("--start", type=Path, metavar="DIR", help="a model folder to start from")
     parser.add_argument("--export", type=Path, nargs="+", metavar="DIR", help="run folder and destination")
     options = parser.parse_args()
     if options.export:
@@ -188,7 +201,7 @@ def main() -> None:
         parser.error("--out RUN or --export RUN is needed")
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop means save, then end
-    Run(options.out, options.minutes, options.seed, options.resume, options.workers, options.rate).train()
+    Run(options).train()
 
 
 if __name__ == "__main__":
