@@ -101,7 +101,7 @@ def config(tokenizer: Tokenizer) -> dict:
 
 
 def processors() -> dict[str, dict]:
-    """The image and video processors' files: pictures up to 256 x 256 pixels, clips of eight 128 x 128."""
+    """The image and video processors' files: pictures up to 192 x 192 pixels, clips of eight 128 x 128."""
     common = {
         "patch_size": PATCH,
         "temporal_patch_size": 2,
@@ -110,7 +110,7 @@ def processors() -> dict[str, dict]:
         "image_std": [0.5] * 3,
         "processor_class": "Qwen3VLProcessor",
     }
-    image = {"shortest_edge": 96 * 96, "longest_edge": 256 * 256}
+    image = {"shortest_edge": 96 * 96, "longest_edge": 192 * 192}
     video = {"shortest_edge": 4096, "longest_edge": 8 * 128 * 128}
     return {
         "preprocessor_config.json": {

@@ -95,7 +95,7 @@ def draw_batch(rng: np.random.Generator, layout: Layout, progress: float, weight
     """One batch of the curriculum at ``progress`` 0..1: small stills, then clips, then larger stills."""
     clip = progress > CLIPS_FROM and rng.random() < CLIP_SHARE
     large = not clip and progress > LARGE_FROM and rng.random() < LARGE_SHARE
-    size = pick_size(rng, 20000, 65536) if large else pick_size(rng, 9216, 16384 if clip else 20480)
+    size = pick_size(rng, 20000, 192 * 192) if large else pick_size(rng, 9216, 16384 if clip else 20480)
     kinds = CLIP_KINDS if clip else STILL_KINDS
     grid: Grid = (size[0] // 16, size[1] // 16)
     patches, used = grid[0] * grid[1], 0
