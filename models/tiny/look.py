@@ -32,7 +32,17 @@ CELL = 32  # pixels of a merged token's side
 GROUND = 0
 LOOK_WEIGHT = 0.5
 GROUND_WEIGHT = 0.2  # a token that a subject merely touches is still about the subject
-SIZES = ((128, 128), (96, 128), (128, 96), (96, 96), (160, 128), (128, 160), (160, 160), (192, 192))
+SIZES = (
+    (128, 128),
+    (96, 128),
+    (128, 96),
+    (96, 96),
+    (160, 128),
+    (128, 160),
+    (160, 160),
+    (192, 192),
+    (160, 224),
+)
 
 
 @cache

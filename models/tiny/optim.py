@@ -65,6 +65,7 @@ class Optimizer:
         self.adam = torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
         self.steps = 0
         self.trunk_from = 0  # the step from which the trunk learns on
+        self.average_from = 0  # the step at which the moving average began anew
 
     def _named(self) -> list[tuple[str, Tensor]]:
         return list(zip(self.names, self.masters, strict=True))
@@ -81,7 +82,8 @@ class Optimizer:
             self._adam(grads, scale, min(1.0, 1.0 / (norm + 1e-6)))
             self._muon(grads, scale)
             self.steps += 1
-            keep = min(0.998, (1 + self.steps) / (20 + self.steps))
+            counted = self.steps - self.average_from
+            keep = min(0.998, (1 + counted) / (20 + counted))
             torch._foreach_lerp_(self.average, self.masters, 1 - keep)
             torch._foreach_copy_(self.live, self.masters)
         for parameter in self.live:
@@ -121,6 +123,7 @@ class Optimizer:
             "adam": self.adam.state_dict(),
             "steps": self.steps,
             "trunk_from": self.trunk_from,
+            "average_from": self.average_from,
         }
 
     @torch.no_grad()
@@ -128,6 +131,7 @@ class Optimizer:
         """Start the trunk from another training's ``weights``, and keep it still for ``settle`` steps, in
         which the language model learns to listen; its gradients mean nothing before."""
         self.trunk_from = self.steps + settle
+        self.average_from = self.steps
         for name, master, average in zip(self.names, self.masters, self.average, strict=True):
             if name in weights:
                 master.copy_(weights[name])
@@ -146,6 +150,7 @@ class Optimizer:
             momentum.copy_(state["momentum"][name])
         self.steps = state["steps"]
         self.trunk_from = state.get("trunk_from", 0)
+        self.average_from = state.get("average_from", 0)
         shapes = {name: master.shape for name, master in self._named()}
         if shapes == {name: master.shape for name, master in state["masters"].items()}:
             self.adam.load_state_dict(state["adam"])

@@ -99,3 +99,18 @@ def small_config():
         "rope_parameters": {"rope_theta": 1e4, "mrope_section": [12, 10, 10]},
     }
     return {"text_config": text, "vision_config": dict(checkpoint.VISION)}
+
+
+def test_moving_average_begins_anew_with_adopted_weights():
+    optimizer = Optimizer(look.Learner(small_config()))
+    optimizer.steps = 1000
+    optimizer.adopt({}, settle=0)
+    old = [m.clone() for m in optimizer.masters]
+    for parameter in optimizer.live:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step(1.0)
+    for before, average, now in zip(old, optimizer.average, optimizer.masters, strict=True):
+        assert (average - now).norm() < 0.2 * (before - now).norm()
+    kept = Optimizer(look.Learner(small_config()))
+    kept.load(optimizer.state())
+    assert (kept.steps, kept.average_from) == (1001, 1000)
