@@ -35,8 +35,6 @@ class Engine:
 
     def __init__(self, model: LoadedModel, config: Config, eos_ids: Iterable[int]) -> None:
         """ConfigError when the KV pool cannot hold ``max_model_len`` tokens."""
-        if config.runner.threads:
-            torch.set_num_threads(config.runner.threads)
         self.model = model
         self.config = config
         self.eos_ids = frozenset(eos_ids)

@@ -33,14 +33,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_arguments(args)
-    session.quiet()
-    from mmserve.service import Service
-
-    service = Service.load(config)
-    try:
+    with session.loaded(config) as service:
         return asyncio.run(Captioner(service, config, args).run(args.sources))
-    finally:
-        service.close()
 
 
 class Captioner:

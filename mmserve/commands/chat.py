@@ -36,15 +36,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_arguments(args)
-    session.quiet()
-    from mmserve.service import Service
-
-    service = Service.load(config)
-    try:
-        with asyncio.Runner() as runner:
-            return Chat(service, config, args).run(runner)
-    finally:
-        service.close()
+    with session.loaded(config) as service, asyncio.Runner() as runner:
+        return Chat(service, config, args).run(runner)
 
 
 class Chat:

@@ -46,17 +46,11 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_arguments(args)
-    session.quiet()
-    from mmserve.service import Service
-
     start = time.monotonic()
-    service = Service.load(config)
-    print(f"{service.model_name} loaded in {time.monotonic() - start:.1f} s\n", flush=True)
-    found = samples()
-    try:
+    with session.loaded(config) as service:
+        print(f"{service.model_name} loaded in {time.monotonic() - start:.1f} s\n", flush=True)
+        found = samples()
         wrong = asyncio.run(show(service, found))
-    finally:
-        service.close()
     print(f"\n{len(found) - wrong} of {len(found)} captions are right.")
     print(NEXT.format(mmserve=_own_name(), picture=_near(found[0].path)))
     return int(wrong > 0)

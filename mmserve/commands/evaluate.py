@@ -50,16 +50,10 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = from_arguments(args)
-    session.quiet()
-    from mmserve.service import Service
-
-    service = Service.load(config)
-    try:
+    with session.loaded(config) as service:
         start = time.monotonic()
         results = asyncio.run(evaluate(service, questions()[: args.limit], config))
         seconds = time.monotonic() - start
-    finally:
-        service.close()
     wrong = [r for r in results if not r.right] if args.wrong else []
     if args.json:
         print(json.dumps(report(service.model_name, results, wrong, seconds), ensure_ascii=False))

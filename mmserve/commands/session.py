@@ -4,14 +4,17 @@ import argparse
 import asyncio
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmserve.core.config import MediaOptions, add_arguments
+from mmserve.core.config import Config, MediaOptions, add_arguments
 from mmserve.core.errors import MediaError
 
 if TYPE_CHECKING:
     from mmserve.core.messages import ImagePart, VideoPart
+    from mmserve.service import Service
 
 STDIN = "-"
 SECTIONS = ("model", "runner", "media", "cache", "scheduler")
@@ -24,6 +27,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def quiet() -> None:
     """Only warnings reach the terminal, so that it belongs to the model's words."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+
+
+@contextmanager
+def loaded(config: Config) -> Iterator["Service"]:
+    """The model of ``config``, ready to answer on a quiet terminal, and closed afterwards."""
+    quiet()
+    from mmserve.service import Service  # loads torch, which --help and wrong flags need not wait for
+
+    service = Service.load(config)
+    try:
+        yield service
+    finally:
+        service.close()
 
 
 async def media(source: str, limits: MediaOptions) -> "ImagePart | VideoPart":

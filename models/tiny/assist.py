@@ -13,6 +13,8 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+GATE_SECONDS = 1200.0  # longer than any compilation: past it a helper has died, and waiting would hang
+
 
 class Trainee(Protocol):
     """What is trained: a module that compiles itself and knows the loss of a batch."""
@@ -30,7 +32,7 @@ class Assistants:
         self.net = net.share_memory()
         self.count = count
         context = mp.get_context("spawn")
-        self.gate = context.Barrier(count + 1)
+        self.gate = context.Barrier(count + 1, timeout=GATE_SECONDS)
         self.gradients: list[list[Tensor]] = [
             [torch.zeros_like(p).share_memory_() for p in net.parameters()] for _ in range(count)
         ]
