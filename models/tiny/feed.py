@@ -20,6 +20,7 @@ CLIPS_FROM, CLIP_SHARE = 0.12, 0.2
 LARGE_FROM, LARGE_SHARE = 0.4, 0.45
 GROUPS = 5
 MAX_TURNS = 4
+DRILLS = 4  # short questions more about each picture: they cost little and teach to look things up
 LOOKS = 20
 STILL_KINDS, CLIP_KINDS = ("scene", "count", "word", "unknown"), ("clip", "unknown")
 
@@ -36,11 +37,11 @@ def pick_size(rng: np.random.Generator, low: int, high: int) -> tuple[int, int]:
 
 
 def split_turns(rng: np.random.Generator, turns: tuple[Turn, ...]) -> list[list[Turn]]:
-    """Conversations out of the turns about one picture: half are a single question."""
+    """Conversations out of the turns about one picture: a third are a single question."""
     order = [turns[i] for i in rng.permutation(len(turns))]
     out = []
     while order:
-        count = int(rng.choice([1, 2, 3], p=[0.45, 0.3, 0.25]))
+        count = int(rng.choice([1, 2, 3, 4], p=[0.35, 0.25, 0.2, 0.2]))
         out.append(order[:count])
         del order[:count]
     return out
@@ -101,7 +102,9 @@ def draw_batch(rng: np.random.Generator, layout: Layout, progress: float, weight
     patches, used = grid[0] * grid[1], 0
     examples: list[Example] = []
     while used < PATCH_BUDGET or len(examples) < 6:
-        example = world.sample_example(rng, size, kind=weights.pick(rng, kinds), max_turns=MAX_TURNS)
+        example = world.sample_example(
+            rng, size, kind=weights.pick(rng, kinds), max_turns=MAX_TURNS, drills=DRILLS
+        )
         if (len(example.frames) > 1) != clip:
             continue
         examples.append(example)

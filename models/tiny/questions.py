@@ -118,6 +118,16 @@ def ask_scene(rng: np.random.Generator, scene: Scene, max_turns: int = 4) -> tup
     return tuple(turns)
 
 
+def drill(rng: np.random.Generator, scene: Scene, count: int) -> tuple[Turn, ...]:
+    """Up to ``count`` short questions that name a thing and must find it, or its absence, in the picture."""
+    turns: dict[str, Turn] = {}
+    for _ in range(2 * count):
+        turn = ASKERS[pick(rng, _DRILLS)](rng, scene)
+        if turn is not None and len(turns) < count:
+            turns.setdefault(turn.question, turn)
+    return tuple(turns.values())
+
+
 def ask_unknown(
     rng: np.random.Generator, main: list[str], fair: list[str], max_turns: int = 3
 ) -> tuple[Turn, ...]:
@@ -373,6 +383,7 @@ ASKERS: dict[str, Asker] = {
     "absent": _ask_absent,
     "placard": _ask_placard,
 }
+_DRILLS = ("where", "where", "absent", "yesno", "count", "what")
 _WEIGHTS = {
     "caption": 3.0,
     "what": 1.6,

@@ -11,7 +11,7 @@ from mmserve.models.tiny.degrade import degrade, plan, shoot
 from mmserve.models.tiny.draw import draw_scene
 from mmserve.models.tiny.example import Example
 from mmserve.models.tiny.palette import NAMES, main_colours
-from mmserve.models.tiny.questions import ask_scene, ask_text, ask_unknown
+from mmserve.models.tiny.questions import ask_scene, ask_text, ask_unknown, drill
 from mmserve.models.tiny.scene import compose
 from mmserve.models.tiny.strange import draw_strange
 
@@ -47,8 +47,9 @@ def sample_example(
     kind: str | None = None,
     strength: float | None = None,
     max_turns: int = 4,
+    drills: int = 0,
 ) -> Example:
-    """Draw one example of ``size`` = (height, width) pixels.
+    """Draw one example of ``size`` = (height, width) pixels, with up to ``drills`` short questions more.
 
     ``kind`` is one of KINDS (by weight when None); ``strength`` is the camera's badness in 0..1 (as in
     training when None). Kind "text" has no frames: shape [0, 0, 0, 3].
@@ -62,7 +63,8 @@ def sample_example(
         return _unknown(rng, height, width, strength, max_turns)
     scene = compose(rng, height, width, kind)
     frames = photograph(rng, draw_scene(rng, scene), strength)
-    return Example(frames, ask_scene(rng, scene, max_turns), kind)
+    turns = ask_scene(rng, scene, max_turns) + drill(rng, scene, drills)
+    return Example(frames, turns, kind)
 
 
 def photograph(

@@ -1,6 +1,6 @@
 """Train tiny-vl on pictures that a helper process draws.
 
-    python -m mmserve.models.tiny.train --out RUN --minutes 90 [--resume | --start DIR]
+    python -m mmserve.models.tiny.train --out RUN --minutes 90 [--resume | --start DIR --trained 60]
     python -m mmserve.models.tiny.train --export RUN [DEST]
 
 A run folder holds tokenizer.json, state.pt (written whole, then renamed), train.log, eval.log and, if
@@ -58,6 +58,7 @@ class Run:
         elif options.start:
             weights = load_file(options.start / "model.safetensors")
             self.optimizer.adopt({n: w.float() for n, w in weights.items()}, SETTLE_STEPS)
+            self.elapsed = 60 * options.trained
         if (self.folder / "vision.pt").exists():
             self._adopt_vision(self.folder / "vision.pt")
 
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.4, help="factor on both learning rates")
     parser.add_argument("--resume", action="store_true", help="go on from the run folder's state")
     parser.add_argument("--start", type=Path, metavar="DIR", help="a model folder to start from")
+    parser.add_argument("--trained", type=float, default=0.0, help="minutes that the weights of --start took")
     parser.add_argument("--export", type=Path, nargs="+", metavar="DIR", help="run folder and destination")
     options = parser.parse_args()
     if options.export:
