@@ -190,6 +190,7 @@ class Answer:
             error=output.error,
             usage=self._usage(output),
             timings=_ended(output.timings) if self.ended_early else output.timings,
+            media=self._prepared.seen if self.finish_reason else (),
         )
 
     def _usage(self, output: TokenOutput) -> Usage:

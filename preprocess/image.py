@@ -65,8 +65,13 @@ class Picture:
         return np.asarray(self.image)
 
 
-def decode_image(data: bytes, options: MediaOptions) -> Picture:
-    """Decode a picture file. MediaError for everything that is not a readable picture within the limits."""
+def decode_image(
+    data: bytes, options: MediaOptions, background: tuple[int, int, int] | None = None
+) -> Picture:
+    """Decode a picture file. MediaError for everything that is not a readable picture within the limits.
+
+    ``background`` is the RGB colour under transparent pixels, that of ``options`` if not given.
+    """
     if not data:
         raise MediaError("the picture is empty (0 bytes)")
     if len(data) > options.max_image_bytes:
@@ -76,7 +81,7 @@ def decode_image(data: bytes, options: MediaOptions) -> Picture:
             check_size(image.height, image.width, options)
             image.load()
             orientation = _orientation(image)
-            picture = _to_rgb(image, background_color(options))
+            picture = _to_rgb(image, background or background_color(options))
             if orientation in UPRIGHT:
                 picture = picture.transpose(UPRIGHT[orientation])
             return Picture(picture, str(image.format), orientation)

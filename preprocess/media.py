@@ -9,29 +9,10 @@ import numpy as np
 
 from mmserve.core.digest import framed_digest
 from mmserve.core.errors import MMServeError
+from mmserve.core.messages import Seen as Seen
 from mmserve.preprocess.spec import ProcessorSpec
 
 Kind = Literal["image", "video"]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the model saw of a part, for whoever asks. Sizes are (height, width), upright.
-
-    ``timestamps`` are seconds of the frames kept, ``tokens`` the vision tokens, ``warnings`` what was
-    left out and why.
-    """
-
-    kind: Kind
-    format: str
-    source_size: tuple[int, int]
-    size: tuple[int, int]
-    grid: tuple[int, int]
-    tokens: int
-    orientation: int = 1
-    timestamps: tuple[float, ...] = ()
-    warnings: tuple[str, ...] = ()
-    cached: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 Arrays are numpy; nothing here knows torch, HTTP or a file format.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,21 +26,27 @@ class TextPart(Struct, frozen=True, tag="text"):
 class ImagePart(Struct, frozen=True, tag="image"):
     """A picture: an encoded file in ``data`` (JPEG, PNG, ...), or uint8 RGB ``pixels`` [H, W, 3].
 
-    ``param`` is where it stood in the caller's request, for error messages.
+    ``background`` is the RGB colour under transparent pixels, where the request has its own wish. ``param``
+    is where the part stood in the caller's request, for error messages.
     """
 
     data: bytes | None = None
     pixels: np.ndarray | None = None
     min_pixels: int | None = None
     max_pixels: int | None = None
+    background: tuple[int, int, int] | None = None
     param: str | None = None
 
 
 class VideoPart(Struct, frozen=True, tag="video"):
-    """A clip: an encoded file, or uint8 RGB frames ``[F, H, W, 3]`` with their ``timestamps`` in seconds."""
+    """A clip: an encoded file, or frames that were cut already, with their ``timestamps`` in seconds.
+
+    Frames come as encoded ``pictures``, one a frame, or as uint8 RGB ``frames`` [F, H, W, 3].
+    """
 
     data: bytes | None = None
     frames: np.ndarray | None = None
+    pictures: tuple[bytes, ...] | None = None
     timestamps: tuple[float, ...] | None = None
     fps: float | None = None
     num_frames: int | None = None
@@ -94,6 +101,29 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
+
+
+# ---------------------------------------------------------------- what became of it
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the model saw of a part, for whoever asks. Sizes are (height, width), upright.
+
+    ``timestamps`` are seconds of the frames kept, ``tokens`` the vision tokens, ``warnings`` what was
+    left out and why.
+    """
+
+    kind: Literal["image", "video"]
+    format: str
+    source_size: tuple[int, int]
+    size: tuple[int, int]
+    grid: tuple[int, int]
+    tokens: int
+    orientation: int = 1
+    timestamps: tuple[float, ...] = ()
+    warnings: tuple[str, ...] = ()
+    cached: bool = False
 
 
 # ---------------------------------------------------------------- the engine's input
@@ -193,7 +223,10 @@ class TextLogprob(Struct, frozen=True):
 
 
 class TextOutput(Struct, frozen=True, kw_only=True):
-    """New text of one request: whole characters only, and never a part of a stop string."""
+    """New text of one request: whole characters only, and never a part of a stop string.
+
+    ``media`` comes with the ``finish_reason``: what was seen of each picture and clip, in their order.
+    """
 
     request_id: str
     text: str
@@ -203,3 +236,4 @@ class TextOutput(Struct, frozen=True, kw_only=True):
     error: str | None = None
     usage: Usage = Usage()
     timings: Timings | None = None
+    media: tuple[Seen, ...] = ()

@@ -265,3 +265,9 @@ def test_pixels_are_checked(options):
     for wrong in (np.zeros((4, 6), np.uint8), np.zeros((4, 6, 3)), np.zeros((0, 6, 3), np.uint8)):
         with pytest.raises(MediaError, match="uint8"):
             from_pixels(wrong, options)
+
+
+def test_a_background_of_the_requests_own_goes_before_the_servers(options):
+    hidden = picture_file(np.zeros((4, 4, 4), np.uint8))
+    assert (decode_image(hidden, options).pixels == 255).all()
+    assert (decode_image(hidden, options, (9, 8, 7)).pixels == [9, 8, 7]).all()
