@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from mmserve import __version__
 from mmserve.core.config import Config
 from mmserve.generation import Generator
-from mmserve.server import captions, chat, errors, health, models
+from mmserve.server import captions, chat, errors, health, metrics, models
 from mmserve.server.door import Door
 from mmserve.server.health import Readiness
 from mmserve.server.schema import describe_bodies
@@ -21,7 +21,7 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.service = service
     app.state.config = config
     app.state.readiness = Readiness(service)
-    for part in (chat, captions, models, health):
+    for part in (chat, captions, models, health, metrics):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)

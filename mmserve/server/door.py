@@ -23,7 +23,7 @@ _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Door:
-    """ASGI middleware. Health checks need no key; everything else does if one is set."""
+    """ASGI middleware. Health checks and metrics need no key; everything else does if one is set."""
 
     def __init__(self, app: ASGIApp, api_key: str | None, max_request_bytes: int) -> None:
         self.app = app
@@ -45,7 +45,7 @@ class Door:
             visit.log()
 
     def _admit(self, scope: Scope) -> None:
-        if self.api_key is None or scope["path"].startswith("/health/"):
+        if self.api_key is None or _watching(scope["path"]):
             return
         kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
@@ -110,7 +110,7 @@ class Visit:
     def log(self) -> None:
         seconds = time.monotonic() - self.started
         path, status = quote(self.scope["path"]), self.status or 499  # a line break in it would forge a line
-        quiet = path.startswith("/health/") and status == 200
+        quiet = _watching(path) and status == 200
         access.log(
             logging.DEBUG if quiet else logging.INFO,
             "%s %.200s %d %.3fs %s",
@@ -133,6 +133,11 @@ class Visit:
                     await self._next()
         except TimeoutError:
             pass
+
+
+def _watching(path: str) -> bool:
+    """Whether it is asked by what watches over the server, every few seconds and without a key."""
+    return path.startswith("/health/") or path == "/metrics"
 
 
 def request_id(wanted: str | None) -> str:

@@ -9,6 +9,7 @@ from PIL import Image, UnidentifiedImageError
 
 from mmserve.core.errors import ContextLengthExceeded, MediaError
 from mmserve.core.messages import ImagePart, TextLogprob, TextOutput, TextPart, Timings, Usage, VideoPart
+from mmserve.core.metrics import Metrics
 from mmserve.engine.limits import check_sampling
 
 ANSWER = ["A ", "red ", "circle ", "on ", "blue ", "— 🎨."]
@@ -26,6 +27,7 @@ class FakeService:
         self.running = 0
         self.seen = []
         self.most_running = 0
+        self.metrics = Metrics(self.stats)
 
     def stats(self):
         return {"running": self.running}

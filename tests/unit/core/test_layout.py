@@ -29,8 +29,8 @@ MAY_IMPORT = {
     "mmserve": {"mmserve.core", "mmserve.preprocess", "mmserve.models", "mmserve.encoders", "mmserve.engine"},
     "mmserve.demos": {"mmserve"},
 }
-# The core keeps to the standard library and three packages; the preprocessing workers never load torch.
-CORE_PACKAGES = {"numpy", "msgspec", "zmq", "mmserve"}
+# The core keeps to the standard library and four packages; the preprocessing workers never load torch.
+CORE_PACKAGES = {"numpy", "msgspec", "zmq", "prometheus_client", "mmserve"}
 NO_TORCH = ("mmserve.core", "mmserve.preprocess", "mmserve.engine.scheduler")
 
 

@@ -1,0 +1,71 @@
+"""The numbers of ``Service.stats`` as Prometheus shows them, read at the moment of a scrape."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class Figure(NamedTuple):
+    """How one key of ``Service.stats`` is shown."""
+
+    name: str
+    doc: str
+    kind: Literal["gauge", "counter"] = "gauge"
+    cache: str | None = None  # the label, where several caches share one name
+
+
+_HITS, _MISSES = "Asked for and found", "Asked for and not found"
+
+# Every number of ``Service.stats`` stands here; a test holds it.
+FIGURES: dict[str, Figure] = {
+    "running": Figure("requests_running", "Requests in the batch"),
+    "waiting": Figure("requests_waiting", "Requests that wait for pages"),
+    "parked": Figure("requests_parked", "Requests that wait for pixels which were dropped"),
+    "steps": Figure("steps", "Steps of the engine", "counter"),
+    "preemptions": Figure("preemptions", "Requests that gave their pages up and began again", "counter"),
+    "pixel_requests": Figure("pixel_requests", "Times that dropped pixels were asked for again", "counter"),
+    "kv_pages": Figure("kv_pages", "Pages of the KV pool"),
+    "kv_pages_free": Figure("kv_pages_free", "Pages of the KV pool that are free"),
+    "encoded_items": Figure("encoded_items", "Vision items encoded", "counter"),
+    "encoded_tokens": Figure("encoded_tokens", "Vision tokens encoded", "counter"),
+    "encoder_pool_bytes": Figure("encoder_pool_bytes", "Bytes of encoded pictures kept"),
+    "encoder_pool_evictions": Figure(
+        "encoder_pool_evictions", "Encoded pictures dropped for room", "counter"
+    ),
+    "media_store_items": Figure("media_store_items", "Media that callers stored or named"),
+    "media_store_bytes": Figure("media_store_bytes", "Bytes of media that callers stored or named"),
+    "media_store_evicted": Figure("media_store_evicted", "Stored media dropped for room", "counter"),
+    "media_store_expired": Figure("media_store_expired", "Stored media dropped for their age", "counter"),
+    "media_store_hits": Figure("cache_hits", _HITS, "counter", "media_store"),
+    "media_store_misses": Figure("cache_misses", _MISSES, "counter", "media_store"),
+}
+
+
+class Figures(Collector):
+    """The figures of a service at the moment of a scrape."""
+
+    def __init__(self, stats: Callable[[], Mapping[str, Any]]) -> None:
+        self._stats = stats
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing is asked of the service before the first scrape
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for key, value in self._stats().items():
+            if key in FIGURES:
+                _add(families, FIGURES[key], float(value))
+        return families.values()
+
+
+def _add(families: dict[str, Metric], figure: Figure, value: float) -> None:
+    name = f"mmserve_{figure.name}"
+    labels = {} if figure.cache is None else {"cache": figure.cache}
+    family = families.get(name)
+    if family is None:
+        make = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+        family = families[name] = make(name, figure.doc, labels=list(labels) or None)
+    suffix = "_total" if figure.kind == "counter" else ""
+    family.add_sample(name + suffix, labels, value)
