@@ -158,10 +158,14 @@ class LLM:
         parts: tuple[Any, ...] = ()
         if media:
             parts = (await self._parse([{"role": "user", "content": media}]))[0].content
-        prepared = await asyncio.to_thread(
-            self.service.processor.prepare_text, _new_id(), text, sampling, parts, stop=stop
+        chat = ChatInput(
+            request_id=_new_id(),
+            messages=(Message("user", parts),),
+            prompt=text,
+            sampling=sampling,
+            stop=stop,
         )
-        return await _collect(self.service.answer(prepared))
+        return await _collect(self.service.generate(chat))
 
     async def _parse(self, messages: Conversation) -> tuple[Message, ...]:
         refs = media_refs(messages)

@@ -26,9 +26,10 @@ from mmserve.engine.detokenizer import Detokenizer, TokenBytes
 from mmserve.engine.loop import Delivery, EngineThread
 
 if TYPE_CHECKING:
-    from mmserve.preprocess.pool import Preparer
-    from mmserve.preprocess.processor import Prepared, Processor
+    from mmserve.preprocess.processor import Processor
+    from mmserve.preprocess.prompt import Prepared
     from mmserve.preprocess.spec import ProcessorSpec
+    from mmserve.preprocess.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,13 @@ class Service:
     """
 
     def __init__(
-        self, config: Config, processor: "Processor", preparer: "Preparer", engine: EngineThread
+        self, config: Config, processor: "Processor", workers: "Workers", engine: EngineThread
     ) -> None:
         self.config = config
         self.model_name = config.model.served_model_name or _own_name(config.model.model)
         self.processor = processor
         self.spec: ProcessorSpec = processor.spec
-        self._preparer = preparer
+        self._workers = workers
         self._engine = engine
         self._tokens = TokenBytes.from_json(processor.spec.tokenizer_json)
 
@@ -58,9 +59,9 @@ class Service:
 
         from mmserve.engine.engine import Engine
         from mmserve.models.registry import load_model
-        from mmserve.preprocess.pool import PreparePool
         from mmserve.preprocess.processor import Processor
         from mmserve.preprocess.spec import ProcessorSpec
+        from mmserve.preprocess.threads import ThreadWorkers
 
         if config.runner.threads:
             torch.set_num_threads(config.runner.threads)
@@ -68,10 +69,12 @@ class Service:
         spec = ProcessorSpec.load(model.folder)
         processor = Processor(spec, config.media)
         engine = Engine(model, config, spec.eos_ids)
-        preparer = PreparePool(processor, workers=config.media.workers)
+        workers = ThreadWorkers(
+            processor, threads=config.media.workers, max_preparing=config.media.max_preparing
+        )
         log.info("a prompt and its answer may have %d tokens", engine.max_model_len)
         log.info("backends: %s", ", ".join(f"{op} {form}" for op, form in model.backends.items()))
-        return cls(config, processor, preparer, EngineThread(engine))
+        return cls(config, processor, workers, EngineThread(engine))
 
     @property
     def ready(self) -> bool:
@@ -96,7 +99,10 @@ class Service:
         MMServeError when the request is refused or the engine dies. Closing or cancelling it frees all
         that the request held within a step.
         """
-        async with aclosing(self.answer(await self._preparer.prepare(chat))) as outputs:
+        from mmserve.preprocess.workers import prepare
+
+        prepared = await prepare(self._workers, chat, self.processor.parts(chat))
+        async with aclosing(self.answer(prepared)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -119,7 +125,7 @@ class Service:
     def close(self) -> None:
         """Abort what still runs and free the threads."""
         self._engine.stop()
-        closing = threading.Thread(target=lambda: asyncio.run(self._preparer.close()))
+        closing = threading.Thread(target=lambda: asyncio.run(self._workers.close()))
         closing.start()  # on a thread, since the caller may stand in an event loop
         closing.join()
 

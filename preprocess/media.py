@@ -1,8 +1,8 @@
 """What one image or video part became: vision items without their place in a prompt."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -20,21 +20,23 @@ class Medium:
     """Resized pixels of one part, one entry per vision item.
 
     ``pixels[i]`` is uint8 [frames, H, W, 3] and read-only, shared by every request that brings the same
-    bytes. ``timestamps[i]`` is the item's time in seconds (video only); ``seconds_per_grid`` the mean
-    time from one item to the next.
+    bytes; None where the encoder holds ``digests[i]``. ``timestamps[i]`` is the item's time in seconds
+    (video only); ``seconds_per_grid`` the mean time from one item to the next. ``stages`` are the seconds
+    that each stage took.
     """
 
     kind: Kind
     grid: tuple[int, int]
-    pixels: tuple[np.ndarray, ...]
+    pixels: tuple[np.ndarray | None, ...]
     digests: tuple[bytes, ...]
     seen: Seen
     timestamps: tuple[float, ...] = ()
     seconds_per_grid: float = 1.0
+    stages: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def nbytes(self) -> int:
-        return sum(p.nbytes for p in self.pixels)
+        return sum(p.nbytes for p in self.pixels if p is not None)
 
 
 def item_digest(pixels: np.ndarray, spec: ProcessorSpec) -> bytes:

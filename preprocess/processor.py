@@ -63,7 +63,7 @@ class Processor:
     def lay_out(self, chat: ChatInput, media: Sequence[Medium]) -> Prompt:
         """The prompt of ``chat``. Of ``media`` only shapes, digests and times are read, never pixels."""
         stages = Stages()
-        ids = self.prompt_tokens(chat, stages)
+        ids = self.chat_tokens(chat, stages)
         if not ids:
             raise InvalidRequest("the prompt is empty", param="messages")
         with stages.timing("layout"):
@@ -78,7 +78,7 @@ class Processor:
                 stages=stages.seconds,
             )
 
-    def prompt_tokens(self, chat: ChatInput, stages: Stages | None = None) -> list[int]:
+    def chat_tokens(self, chat: ChatInput, stages: Stages | None = None) -> list[int]:
         """Token ids of a conversation or raw prompt, with one placeholder for each picture or clip."""
         stages = stages or Stages()
         if chat.prompt is not None:

@@ -91,6 +91,9 @@ class RunnerOptions(Section):
 @dataclass(frozen=True)
 class MediaOptions(Section):
     workers: int = option(2, "preprocessing workers", low=1, high=256)
+    max_preparing: int = option(
+        256, "requests whose media and text are being prepared before new ones are refused with 503", low=1
+    )
     max_image_bytes: int = option(64 << 20, "largest encoded picture in bytes", low=1)
     max_image_pixels: int = option(
         100_000_000,

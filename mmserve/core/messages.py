@@ -66,6 +66,16 @@ class Message(Struct, frozen=True):
     extra: dict[str, Any] = {}
 
 
+class Grammar(Struct, frozen=True):
+    """The form that an answer must have. ``source`` is the JSON schema, the regular expression, a JSON list
+    of the strings to choose from, or a grammar in Lark's notation; nothing for any JSON object. ``param`` is
+    where it stood in the caller's request."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+    source: str = ""
+    param: str | None = None
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True):
     """How the next token is chosen and when a request ends. ``temperature`` 0 is greedy.
 
@@ -87,10 +97,16 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
 
 class ChatInput(Struct, frozen=True, kw_only=True):
-    """A request before preprocessing. ``template_kwargs`` go to the model's own chat template."""
+    """A request before preprocessing. ``template_kwargs`` go to the model's own chat template.
+
+    A raw ``prompt`` takes the template's place: its reserved tokens count, its placeholders take the
+    messages' media in order. ``deadline`` is in seconds of ``time.monotonic``: what is not prepared by
+    then is given up.
+    """
 
     request_id: str
     messages: tuple[Message, ...]
@@ -98,6 +114,7 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     add_generation_prompt: bool = True
     template_kwargs: dict[str, Any] = {}
+    prompt: str | None = None
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None

@@ -1,5 +1,3 @@
-import threading
-
 import numpy as np
 import pytest
 from helpers.media_files import clip_file, picture_file
@@ -9,8 +7,6 @@ from PIL import Image
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import ConfigError, InvalidRequest, MediaError
 from mmserve.core.messages import ChatInput, ImagePart, Message, SamplingParams, TextPart, VideoPart
-from mmserve.preprocess.cache import MediumCache
-from mmserve.preprocess.media import Medium
 from mmserve.preprocess.processor import Processor
 from mmserve.preprocess.spec import ProcessorSpec
 
@@ -134,21 +130,19 @@ def test_too_many_items_and_empty_prompts(spec, processor, tmp_path):
     with pytest.raises(MediaError, match="at most 1"):
         few.prepare(chat(ImagePart(pixels=NOISE), ImagePart(pixels=NOISE)))
     with pytest.raises(InvalidRequest, match="empty"):
-        processor.prepare_text("r", "", SamplingParams())
+        processor.prepare(chat(prompt=""))
     with pytest.raises(ConfigError):
         Processor(spec, MediaOptions(background="mauve-ish"))
 
 
 def test_raw_prompts_use_their_reserved_tokens(processor):
     prompt = "<|vision_start|><|image_pad|><|vision_end|>what<|im_end|>"
-    request = processor.prepare_text(
-        "r", prompt, SamplingParams(), [ImagePart(pixels=NOISE)], stop=("x",)
-    ).request
+    request = processor.prepare(chat(ImagePart(pixels=NOISE), prompt=prompt, stop=("x",))).request
     assert request.items[0].span[0] == 1
     assert request.token_ids[-1] == token_ids()["<|im_end|>"]
     assert request.stop == ("x",)
     with pytest.raises(InvalidRequest, match="placeholders"):
-        processor.prepare_text("r", prompt, SamplingParams())
+        processor.prepare(chat(prompt=prompt))
 
 
 def test_text_helpers(processor):
@@ -169,69 +163,3 @@ def test_older_families_prepare_too(tmp_path, family):
     spans = [i.span for i in request.items]
     assert [i.kind for i in request.items] == ["image", *["video"] * 2]
     assert spans[1][1] == spans[2][0]
-
-
-# ---------------------------------------------------------------- remembering
-
-
-def test_identical_bytes_are_decoded_once(processor, monkeypatch):
-    part = ImagePart(data=picture_file(NOISE))
-    cold = processor.prepare(chat(part))
-    monkeypatch.setattr("mmserve.preprocess.processor.decode_image", None)
-    warm = processor.prepare(chat(part))
-    assert not cold.seen[0].cached
-    assert warm.seen[0].cached
-    assert warm.request.items[0].pixels is cold.request.items[0].pixels
-    assert (processor.cache.hits, processor.cache.misses) == (1, 1)
-
-
-def test_other_options_or_other_bytes_are_other_entries(processor):
-    data = picture_file(NOISE)
-    longer = data + b"\0"
-    for part in (ImagePart(data=data), ImagePart(data=longer), ImagePart(data=data, max_pixels=5000)):
-        assert not processor.see(part).seen.cached
-    clip = clip_file(8)
-    for part in (VideoPart(data=clip), VideoPart(data=clip, fps=5.0), VideoPart(data=clip, num_frames=2)):
-        assert not processor.see(part).seen.cached
-
-
-def blank(size):
-    return Medium("image", (1, 1), (np.zeros(size, np.uint8),), (b"",), None)
-
-
-def test_the_memory_is_bounded_in_bytes():
-    cache = MediumCache(1000)
-    for i in range(20):
-        cache.get(bytes([i]), lambda: blank(300))
-    assert cache.nbytes == 900
-    assert cache.get(b"\x13", lambda: blank(1))[1]
-    assert not cache.get(b"\x00", lambda: blank(1))[1]
-    cache.get(b"big", lambda: blank(5000))
-    assert cache.nbytes <= 1000
-
-
-def test_a_picture_that_is_being_decoded_is_awaited():
-    cache, gate, made = MediumCache(1000), threading.Event(), []
-
-    def make():
-        made.append(gate.wait(5))
-        return blank(10)
-
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(cache.get(b"k", make))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    gate.set()
-    for thread in threads:
-        thread.join()
-    assert made == [True]
-    assert sorted(hit for _, hit in found) == [False, True, True, True]
-
-
-def test_failures_are_not_remembered(processor):
-    part = ImagePart(data=b"junk")
-    for name in ("a", "b"):
-        with pytest.raises(MediaError) as caught:
-            processor.see(ImagePart(data=part.data, param=name))
-        assert caught.value.param == name
-    assert processor.cache.nbytes == 0

@@ -207,7 +207,7 @@ def test_without_a_template_only_raw_prompts_work(tmp_path):
     processor = Processor(spec, MediaOptions())
     with pytest.raises(InvalidRequest, match="template"):
         processor.chat_tokens(chat(("user", "x")))
-    assert processor.prepare_text("r", "Hello", SamplingParams()).request.num_tokens > 0
+    assert processor.prepare(chat(prompt="Hello")).request.num_tokens > 0
 
 
 def test_generation_prompt_is_optional(processor):

@@ -1,0 +1,81 @@
+"""A prompt that is laid out, and the engine's request made from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mmserve.core.messages import ChatInput, PreparedRequest, Seen, VisionItem
+from mmserve.preprocess.media import Medium
+
+Spans = tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Words and pictures as tokens: all that a request needs beside its pixels.
+
+    ``token_ids`` int32 [N], ``radix_keys`` int64 [N], ``positions`` int32 [3, N], read-only;
+    ``spans[m][i]`` is the token range of item i of medium m; ``stages`` seconds by stage.
+    """
+
+    token_ids: np.ndarray
+    radix_keys: np.ndarray
+    positions: np.ndarray
+    position_delta: int
+    spans: Spans
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request for the engine, and what was seen of each picture and clip, in the order of the messages.
+
+    ``stages`` are seconds by stage of the text; those of a picture or clip are on its ``Medium``.
+    """
+
+    request: PreparedRequest
+    seen: tuple[Seen, ...] = ()
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def image_tokens(self) -> int:
+        return sum(s.tokens for s in self.seen if s.kind == "image")
+
+    @property
+    def video_tokens(self) -> int:
+        return sum(s.tokens for s in self.seen if s.kind == "video")
+
+
+def to_prepared(chat: ChatInput, media: Sequence[Medium], prompt: Prompt) -> Prepared:
+    """The engine's request: ``prompt`` joined with the pixels of ``media``, which are not copied."""
+    request = PreparedRequest(
+        request_id=chat.request_id,
+        token_ids=prompt.token_ids,
+        radix_keys=prompt.radix_keys,
+        positions=prompt.positions,
+        position_delta=prompt.position_delta,
+        items=_items(media, prompt.spans),
+        sampling=chat.sampling,
+        stop=chat.stop,
+        priority=chat.priority,
+        deadline=chat.deadline,
+        cache_salt=chat.cache_salt,
+    )
+    return Prepared(request, tuple(m.seen for m in media), prompt.stages)
+
+
+def _items(media: Sequence[Medium], spans: Spans) -> tuple[VisionItem, ...]:
+    items = [
+        VisionItem(
+            digest=medium.digests[i],
+            kind=medium.kind,
+            grid=medium.grid,
+            span=span,
+            pixels=medium.pixels[i],
+            timestamp=medium.timestamps[i] if medium.timestamps else None,
+        )
+        for medium, own in zip(media, spans, strict=True)
+        for i, span in enumerate(own)
+    ]
+    return tuple(sorted(items, key=lambda item: item.span))
