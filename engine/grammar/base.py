@@ -1,0 +1,37 @@
+"""What the engine asks of a library for structured output."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mmserve.core.messages import Grammar
+
+BitRow = npt.NDArray[np.int32]  # bit t of word t // 32: whether token t may come next
+
+
+class GrammarFault(Exception):
+    """A matcher met a token or a state that it cannot go on from. It ends one request."""
+
+
+class Matcher(Protocol):
+    """One answer on its way through a grammar."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the form is whole and nothing more can be added."""
+
+    def fill(self, row: BitRow) -> None:
+        """Set ``row`` [ceil(vocab / 32)] to the tokens that may come next. GrammarFault if that fails."""
+
+    def accept(self, token: int) -> None:
+        """Take the token that was chosen. GrammarFault unless it is one of those allowed."""
+
+
+class GrammarBackend(Protocol):
+    """Makes matchers for one model's tokenizer, from any thread."""
+
+    name: str
+
+    def compile(self, grammar: Grammar) -> Matcher:
+        """A matcher at its beginning. InvalidRequest says what is wrong with ``grammar``. Slow."""

@@ -1,0 +1,88 @@
+"""Structured output by llguidance: lazily computed masks, so that compiling takes milliseconds."""
+
+import json
+from collections.abc import Callable, Iterable
+
+import llguidance
+
+from mmserve.core.errors import InvalidRequest
+from mmserve.core.messages import Grammar
+from mmserve.engine.grammar.base import BitRow, GrammarFault
+
+# Compact JSON: a model that may put white space where it likes can fill its whole answer with it.
+JSON_FORM = {"whitespace_flexible": False}
+
+
+class GuidanceBackend:
+    """``tokenizer_json`` is the content of tokenizer.json, ``vocab`` the width of the logits."""
+
+    name = "llguidance"
+
+    def __init__(self, tokenizer_json: str, vocab: int, eos_ids: Iterable[int]) -> None:
+        self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocab, eos_token=sorted(eos_ids))
+
+    def compile(self, grammar: Grammar) -> "GuidanceMatcher":
+        """llguidance's own limits bound the size of a grammar and the work of a step."""
+        try:
+            source = _SOURCES[grammar.kind](grammar.source)
+        except ValueError as error:
+            raise _refused(grammar, str(error)) from None
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise _refused(grammar, matcher.get_error())
+        return GuidanceMatcher(matcher)
+
+
+class GuidanceMatcher:
+    """``Matcher`` over an ``LLMatcher``, which has no exceptions but a state of error that stays."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def fill(self, row: BitRow) -> None:
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._check()
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check()
+
+    def copy(self) -> "GuidanceMatcher":
+        """Another one in the same state; what was computed for the grammar is shared."""
+        return GuidanceMatcher(self._matcher.deep_copy())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFault(_first_line(self._matcher.get_error()))
+
+
+def _choice(source: str) -> str:
+    """``source`` is a JSON list of the strings to choose from."""
+    options = " | ".join(json.dumps(option) for option in json.loads(source))
+    return str(llguidance.LLMatcher.grammar_from_lark(f"start: {options}"))
+
+
+_SOURCES: dict[str, Callable[[str], str]] = {
+    "json_object": lambda _: llguidance.LLMatcher.grammar_from_json_schema(
+        {"type": "object"}, overrides=JSON_FORM
+    ),
+    "json_schema": lambda s: llguidance.LLMatcher.grammar_from_json_schema(s, overrides=JSON_FORM),
+    "regex": llguidance.LLMatcher.grammar_from_regex,
+    "choice": _choice,
+    "grammar": llguidance.LLMatcher.grammar_from_lark,
+}
+
+
+def _refused(grammar: Grammar, reason: str) -> InvalidRequest:
+    what = grammar.kind.replace("_", " ")
+    return InvalidRequest(
+        f"the {what} cannot be used: {_first_line(reason)}", param=grammar.param, code="invalid_grammar"
+    )
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.split())[:300]
