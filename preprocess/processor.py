@@ -119,7 +119,7 @@ class Processor:
 
     def _look(self, part: MediaPart, work: Work) -> Medium:
         if isinstance(part, VideoPart):
-            return read_video(part, self.spec, self.media)
+            return read_video(part, self.spec, self.media, work)
         with work.stages.timing("decode"):
             picture = self._picture(part)
         work.check()

@@ -60,6 +60,11 @@ def resize(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BICUBIC))
 
 
+def resize_into(image: Image.Image, out: np.ndarray) -> None:
+    """As ``resize``, to the size of ``out`` uint8 [H, W, 3] and into its memory."""
+    np.copyto(out, resize(image, (out.shape[0], out.shape[1])))
+
+
 def _shrunk(height: int, width: int, factor: int, beta: float) -> tuple[int, int]:
     return (
         max(factor, math.floor(height / beta / factor) * factor),

@@ -103,6 +103,9 @@ class MediaOptions(Section):
     )
     max_video_bytes: int = option(512 << 20, "largest encoded clip in bytes", low=1)
     max_video_frames: int = option(768, "most frames taken from one clip", low=1)
+    max_animation_pixels: int = option(
+        1 << 31, "largest GIF, APNG, WebP or AVIF animation sent as a clip, in pixels of all its frames", low=1
+    )
     max_items: int = option(64, "pictures and clips in one request", low=1)
     background: str = option("white", "colour under transparent pixels: a name or #rrggbb")
     fetch_urls: bool = option(True, "fetch http(s) media URLs (public addresses only)")

@@ -223,7 +223,7 @@ def test_limits_are_checked_before_decoding(options):
         (b"", "empty"),
         (b"hello", "not a picture"),
         (b"\0\0\1\0" + bytes(60), "icon"),
-        (b"\0\0\0\x18ftypheic" + bytes(60), "HEIC"),
+        (b"\0\0\0\x18ftypheic" + bytes(60), "not a picture"),
         (b"\0\0\0\x18ftypmp42" + bytes(60), "send it as a video"),
         (b"%PDF-1.4" + bytes(60), "PDF"),
         (b"  <svg xmlns=''/>", "SVG"),

@@ -200,9 +200,11 @@ def test_times_beside_a_file_are_refused_since_it_has_its_own(spec, options):
         read_video(VideoPart(data=clip_file(2), timestamps=(0.0, 1.0)), spec, options)
 
 
-def test_a_picture_is_a_clip_of_one_frame_or_an_error(spec, options):
-    with pytest.raises(MediaError):
-        read_video(VideoPart(data=picture_file(Image.new("RGB", (64, 64)))), spec, options)
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "WEBP", "AVIF", "JPEG"])
+def test_a_picture_is_a_clip_of_one_frame(spec, options, kind):
+    medium = read_video(VideoPart(data=picture_file(Image.new("RGB", (64, 64)), kind)), spec, options)
+    assert medium.seen.timestamps == (0.0,)
+    assert len(medium.pixels) == 1
 
 
 @pytest.mark.parametrize("kind", ["mp4", "matroska", "mpegts", "avi"])
