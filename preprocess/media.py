@@ -9,10 +9,12 @@ import numpy as np
 
 from mmserve.core.digest import framed_digest
 from mmserve.core.errors import MMServeError
+from mmserve.core.messages import ImagePart, VideoPart
 from mmserve.core.messages import Seen as Seen
 from mmserve.preprocess.spec import ProcessorSpec
 
 Kind = Literal["image", "video"]
+MediaPart = ImagePart | VideoPart
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mmserve.core.messages import ChatInput
-from mmserve.preprocess.media import Medium
-from mmserve.preprocess.processor import MediaPart, Processor
+from mmserve.preprocess.media import MediaPart, Medium
+from mmserve.preprocess.processor import Processor
 from mmserve.preprocess.prompt import Prepared
 from mmserve.preprocess.seats import Seats
 

@@ -36,11 +36,11 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of trusted text: reserved tokens are what they say."""
-        return list(self._full.encode(_whole(text), add_special_tokens=False).ids)
+        return list(self._full.encode(whole(text), add_special_tokens=False).ids)
 
     def encode_literal(self, text: str) -> list[int]:
         """Token ids of a caller's text: added tokens are spelled out like any other characters."""
-        return list(self._literal.encode(_whole(text), add_special_tokens=False).ids)
+        return list(self._literal.encode(whole(text), add_special_tokens=False).ids)
 
     def encode_marked(self, text: str, marker: "Marker") -> list[int]:
         """Token ids of a rendered template: reserved tokens count unless ``marker`` broke them up.
@@ -61,7 +61,7 @@ class TextTokenizer:
         return str(self._full.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
-def _whole(text: str) -> str:
+def whole(text: str) -> str:
     """Text that has a UTF-8 form: lone surrogates, which JSON can carry, become replacement characters."""
     try:
         text.encode()

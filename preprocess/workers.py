@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mmserve.core.messages import ChatInput
-from mmserve.preprocess.media import Medium
-from mmserve.preprocess.processor import MediaPart
+from mmserve.preprocess.media import MediaPart, Medium
 from mmserve.preprocess.prompt import Prepared
 
 
