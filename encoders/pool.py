@@ -31,21 +31,24 @@ class EmbeddingPool:
     idle, so whoever put it acquires it before the next ``put``.
 
         used_bytes = held_bytes + idle_bytes <= capacity_bytes
+
+    One thread owns it; ``in`` alone may be asked from any other, whose answer is of that moment.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.evictions = 0
+        self._digests: set[bytes] = set()  # of all entries: it does not change while one is moved
         self._held: dict[bytes, _Entry] = {}
         self._idle: OrderedDict[bytes, _Entry] = OrderedDict()
         self._held_bytes = 0
         self._idle_bytes = 0
 
     def __contains__(self, digest: bytes) -> bool:
-        return digest in self._held or digest in self._idle
+        return digest in self._digests
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._idle)
+        return len(self._digests)
 
     @property
     def used_bytes(self) -> int:
@@ -76,6 +79,11 @@ class EmbeddingPool:
             self._idle[digest] = self._held.pop(digest)
             self._move(entry, to_held=False)
 
+    def touch(self, digest: bytes) -> None:
+        """Somebody will want ``digest``: if it is idle, it is the last to go."""
+        if digest in self._idle:
+            self._idle.move_to_end(digest)
+
     def room_for(self, spare: Iterable[bytes] = ()) -> int:
         """``available_bytes`` less the idle entries named in ``spare``, which are about to be acquired."""
         return self.available_bytes - sum(
@@ -100,6 +108,7 @@ class EmbeddingPool:
             self._evict()
         self._idle[digest] = _Entry(features)
         self._idle_bytes += features.nbytes
+        self._digests.add(digest)
 
     def check_size(self, nbytes: int) -> None:
         """MediaError when an item of ``nbytes`` could never be held."""
@@ -127,6 +136,7 @@ class EmbeddingPool:
         assert all(e.references > 0 for e in self._held.values()), "a held entry without reference"
         assert all(e.references == 0 for e in self._idle.values()), "an idle entry with references"
         assert not self._held.keys() & self._idle.keys(), "an entry both held and idle"
+        assert self._digests == self._held.keys() | self._idle.keys(), "a digest without its entry"
 
     def _move(self, entry: _Entry, *, to_held: bool) -> None:
         nbytes = entry.features.nbytes if to_held else -entry.features.nbytes
@@ -134,6 +144,7 @@ class EmbeddingPool:
         self._idle_bytes -= nbytes
 
     def _evict(self) -> None:
-        _, entry = self._idle.popitem(last=False)
+        digest, entry = self._idle.popitem(last=False)
+        self._digests.remove(digest)
         self._idle_bytes -= entry.features.nbytes
         self.evictions += 1

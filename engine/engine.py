@@ -3,14 +3,22 @@
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from mmserve.core.config import Config
 from mmserve.core.errors import ConfigError, InvalidRequest, MMServeError
-from mmserve.core.messages import FinishReason, PreparedRequest, TokenLogprob, TokenOutput, VisionItem
+from mmserve.core.messages import (
+    FinishReason,
+    PixelsWanted,
+    PreparedRequest,
+    TokenLogprob,
+    TokenOutput,
+    VisionItem,
+)
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.encoders.stage import EncoderStage
 from mmserve.engine.attention.choose import attention_for
@@ -21,7 +29,7 @@ from mmserve.engine.limits import answer_length, check_sampling
 from mmserve.engine.runner.devices import device_for
 from mmserve.engine.runner.runner import Runner
 from mmserve.engine.sampling.sampler import Sampler
-from mmserve.engine.scheduler.request import Batch, Request
+from mmserve.engine.scheduler.request import Batch, Request, Status
 from mmserve.engine.scheduler.scheduler import Scheduler
 from mmserve.models.registry import LoadedModel
 
@@ -56,6 +64,7 @@ class Engine:
         self._arrivals = 0
         self._stalled = False
         self._steps = 0
+        self._pixel_requests = 0
 
     # ------------------------------------------------------------ requests come and go
 
@@ -68,6 +77,7 @@ class Engine:
         max_tokens = answer_length(prepared, self.max_model_len)
         for item in prepared.items:
             self.stage.check(item)
+            self.stage.pool.touch(item.digest)
         if prepared.request_id in self._requests:
             raise InvalidRequest(f"request id {prepared.request_id!r} is in use", param="request_id")
         request = Request(
@@ -88,22 +98,39 @@ class Engine:
         request = self._requests.get(request_id)
         return None if request is None else self._finish(request, "abort")
 
+    def supply(self, request_id: str, pixels: Mapping[bytes, np.ndarray]) -> TokenOutput | None:
+        """Answer ``PixelsWanted``, and let the request go on. Its last output if some are still missing,
+        for asking again would get the same; a request that does not wait for pixels is left alone."""
+        request = self._requests.get(request_id)
+        if request is None or request.status is not Status.PARKED:
+            return None
+        request.take_pixels(pixels)
+        if request.bare_digests():
+            return self._finish(request, "error", error="a picture could not be made again as it was")
+        self.scheduler.unpark(request)
+        return None
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether the features of ``digest`` are in the pool at this moment; any thread may ask."""
+        return digest in self.stage.pool
+
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
     # ------------------------------------------------------------ the loop's body
 
-    def step(self) -> list[TokenOutput]:
+    def step(self) -> list[TokenOutput | PixelsWanted]:
         """Encode at most one batch of pictures, compute one batch of tokens, and return what is new.
 
         An error ends the requests that were part of it, with ``finish_reason`` "error"; it is raised
         only when the engine's state is no longer sound.
         """
         failed = self._encode_some()
+        wanted = self._park_lacking()
         batch = self.scheduler.schedule()
         self._stalled = not batch
-        return failed + (self._compute(batch) if batch else [])
+        return [*failed, *wanted, *(self._compute(batch) if batch else ())]
 
     def _encode_some(self) -> list[TokenOutput]:
         wanted = self.scheduler.next_items(self.encoder_tokens)
@@ -116,6 +143,11 @@ class Engine:
         except Exception as error:
             return self._fail(self._owners(items), error)
         return []
+
+    def _park_lacking(self) -> list[PixelsWanted]:
+        lacking = self.scheduler.park_lacking()
+        self._pixel_requests += len(lacking)
+        return [PixelsWanted(request.request_id, request.bare_digests()) for request in lacking]
 
     def _compute(self, batch: Batch) -> list[TokenOutput]:
         now = time.monotonic()
@@ -199,9 +231,11 @@ class Engine:
         return {
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
+            "parked": len(self.scheduler.parked),
             "steps": self._steps,
             "requests": self._arrivals,
             "preemptions": self.scheduler.preemptions,
+            "pixel_requests": self._pixel_requests,
             "kv_pages": pages.total - 1,
             "kv_pages_free": pages.free,
             "kv_page_size": self.kv.page_size,
@@ -215,7 +249,7 @@ class Engine:
         """AssertionError unless pages and pins are each free or owned, and by one request."""
         self.scheduler.check_integrity()
         self.stage.pool.check_integrity()
-        queued = len(self.scheduler.running) + len(self.scheduler.waiting)
+        queued = sum(map(len, (self.scheduler.running, self.scheduler.waiting, self.scheduler.parked)))
         assert queued == len(self._requests), f"{len(self._requests)} requests, {queued} in the queues"
 
 

@@ -15,6 +15,16 @@ class FeatureClaims:
     items:      0 .. items_passed      .. items_held          .. end
                 computed, given back   pinned: one reference   not encoded yet, or not
                                        in the pool for each    asked for
+    pixels:     dropped                dropped                 here, or left out by a sender
+                                                               who found the digest in the pool
+
+    Pixels go when their features are pinned: they lie in memory that the preprocessing needs again.
+    A request that gives up its pins (preempted, parked) is back at 0 without pixels, and so may find
+    that an item it needs was evicted meanwhile, as may one that came without. Such a request is
+    *parked*: it holds neither pages nor pins, so nobody can wait for it, keeps the tokens it has
+    generated, and is queued again when its pixels are supplied (``PixelsWanted``). An item that came
+    without pixels is not pinned on arrival: a queue of such requests could fill the pool, and those who
+    run and wait for room in it could not end.
     """
 
     def __init__(self, pool: EmbeddingPool) -> None:
@@ -32,6 +42,7 @@ class FeatureClaims:
                 request.ready_len = items[request.items_held].span[0]
                 return
             self._held.setdefault(request.request_id, {})[request.items_held] = features
+            request.drop_pixels(request.items_held)
             request.items_held += 1
         request.ready_len = request.num_tokens
         if items and request.encoded is None:

@@ -3,15 +3,18 @@
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from mmserve.core.errors import EngineDead, MMServeError
-from mmserve.core.messages import PreparedRequest, TokenOutput
+from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
 
 log = logging.getLogger(__name__)
 
-Delivery = TokenOutput | MMServeError
+Pixels = Mapping[bytes, np.ndarray]
+Delivery = TokenOutput | PixelsWanted | MMServeError
 Deliver = Callable[[Delivery], None]
 
 
@@ -22,7 +25,9 @@ class Steps(Protocol):
     def has_work(self) -> bool: ...
     def submit(self, prepared: PreparedRequest) -> None: ...
     def abort(self, request_id: str) -> TokenOutput | None: ...
-    def step(self) -> list[TokenOutput]: ...
+    def supply(self, request_id: str, pixels: Pixels) -> TokenOutput | None: ...
+    def holds(self, digest: bytes) -> bool: ...
+    def step(self) -> list[TokenOutput | PixelsWanted]: ...
     def stats(self) -> dict[str, Any]: ...
     def check_integrity(self) -> None: ...
 
@@ -30,8 +35,9 @@ class Steps(Protocol):
 class EngineThread:
     """Runs ``engine`` until ``stop``. Only its thread touches the engine.
 
-    A callback is called on that thread, so it must be quick: with each output of its request, or once
-    with the error that refused it. If the loop breaks, every waiting callback gets EngineDead.
+    A callback is called on that thread, so it must be quick: with each output of its request, with
+    PixelsWanted while it waits for ``supply``, or once with the error that refused it. If the loop breaks,
+    every waiting callback gets EngineDead.
     """
 
     def __init__(self, engine: Steps) -> None:
@@ -57,6 +63,15 @@ class EngineThread:
         callback is not called again. Another request of the same id is none of the caller's business."""
         if self.alive:
             self._commands.put(lambda: self._abort(request_id, deliver))
+
+    def supply(self, request_id: str, pixels: Pixels, deliver: Deliver) -> None:
+        """The pixels that the request submitted with ``deliver`` waits for, by digest."""
+        if self.alive:
+            self._commands.put(lambda: self._supply(request_id, pixels, deliver))
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether the features of a vision item are there at this moment; it may change with any step."""
+        return self._engine.holds(digest)
 
     def stats(self) -> dict[str, Any]:
         return self._engine.stats()
@@ -104,6 +119,12 @@ class EngineThread:
             del self._waiters[request_id]
             self._engine.abort(request_id)
 
+    def _supply(self, request_id: str, pixels: Pixels, deliver: Deliver) -> None:
+        if self._waiters.get(request_id) is deliver:
+            output = self._engine.supply(request_id, pixels)
+            if output is not None:
+                self._deliver(output)
+
     def _stop(self) -> None:
         self._stopping = True
         for request_id in list(self._waiters):
@@ -111,9 +132,9 @@ class EngineThread:
             if output is not None:
                 self._deliver(output)
 
-    def _deliver(self, output: TokenOutput) -> None:
+    def _deliver(self, output: TokenOutput | PixelsWanted) -> None:
         waiter = self._waiters.get(output.request_id)
-        if output.finish_reason:
+        if isinstance(output, TokenOutput) and output.finish_reason:
             self._waiters.pop(output.request_id, None)
         if waiter is not None:
             waiter(output)
@@ -153,7 +174,13 @@ class _Gone:
     def abort(self, request_id: str) -> None:
         return None
 
-    def step(self) -> list[TokenOutput]:
+    def supply(self, request_id: str, pixels: Pixels) -> None:
+        return None
+
+    def holds(self, digest: bytes) -> bool:
+        return False
+
+    def step(self) -> list[TokenOutput | PixelsWanted]:
         return []
 
     def stats(self) -> dict[str, Any]:

@@ -16,7 +16,8 @@ class Features(Protocol):
         """Whether the item's features are in the pool now."""
 
     def claim(self, request: Request) -> None:
-        """Pin the encoded items that follow, and move ``request.ready_len`` up to the first that is not."""
+        """Pin the encoded items that follow, drop their pixels, and move ``request.ready_len`` up to the
+        first that is not encoded."""
 
     def release_computed(self, request: Request) -> None:
         """Unpin the items that ``request.computed_len`` has passed."""

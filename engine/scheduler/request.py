@@ -1,12 +1,13 @@
 """One request inside the engine, and what a step does with it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from mmserve.core.messages import FinishReason, PreparedRequest, Timings, VisionItem
 from mmserve.engine.kv.page_table import PageTable
@@ -15,6 +16,7 @@ from mmserve.engine.kv.page_table import PageTable
 class Status(Enum):
     WAITING = "waiting"  # holds nothing
     RUNNING = "running"  # holds pages, and features of items that are encoded and not yet computed
+    PARKED = "parked"  # holds nothing, and lacks pixels of an item whose features were evicted
     FINISHED = "finished"  # holds nothing, and is in no queue
 
 
@@ -29,6 +31,9 @@ class Request:
     ``token_ids`` holds the prompt and then what was generated. ``items[items_passed:items_held]`` are
     pinned in the encoder pool: encoded, and not computed whole yet. Preemption frees pages and pins
     and starts again at 0 with all tokens known.
+
+    ``items`` is the only holder of the items: each loses its pixels once they are not needed, so
+    ``prepared`` is kept without them.
     """
 
     prepared: PreparedRequest
@@ -36,6 +41,7 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int]
     table: PageTable
+    items: list[VisionItem] = field(init=False)
     token_ids: npt.NDArray[np.int32] = field(init=False)
     num_tokens: int = field(init=False)
     prompt_len: int = field(init=False)
@@ -57,14 +63,12 @@ class Request:
         self.prompt_len = self.num_tokens = self.prepared.num_tokens
         self.token_ids = np.empty(self.prompt_len + self.max_tokens, dtype=np.int32)
         self.token_ids[: self.prompt_len] = self.prepared.token_ids
+        self.items = list(self.prepared.items)
+        self.prepared = replace(self.prepared, items=())
 
     @property
     def request_id(self) -> str:
         return self.prepared.request_id
-
-    @property
-    def items(self) -> tuple[VisionItem, ...]:
-        return self.prepared.items
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -79,6 +83,21 @@ class Request:
     def decoding(self) -> bool:
         """Only the newest token is left to compute."""
         return self.computed_len == self.num_tokens - 1 and self.num_tokens > self.prompt_len
+
+    def drop_pixels(self, index: int) -> None:
+        """Item ``index`` is encoded and pinned."""
+        if self.items[index].pixels is not None:
+            self.items[index] = replace(self.items[index], pixels=None)
+
+    def bare_digests(self) -> frozenset[bytes]:
+        """Digests of the items that have no pixels here."""
+        return frozenset(item.digest for item in self.items if item.pixels is None)
+
+    def take_pixels(self, pixels: Mapping[bytes, npt.NDArray[np.uint8]]) -> None:
+        """Items without pixels take theirs, by digest."""
+        for index, item in enumerate(self.items):
+            if item.pixels is None and item.digest in pixels:
+                self.items[index] = replace(item, pixels=pixels[item.digest])
 
     def append(self, token: int) -> None:
         """Take a sampled token; afterwards ``finish_reason`` says whether it was the last one."""

@@ -29,6 +29,7 @@ class Scheduler:
         self.features = features
         self.running: list[Request] = []  # in rank order
         self.waiting: list[Request] = []  # in rank order
+        self.parked: list[Request] = []  # until their pixels are supplied
         self.preemptions = 0
 
     # ------------------------------------------------------------ the policy
@@ -82,19 +83,43 @@ class Scheduler:
         _insert(self.waiting, request)
 
     def next_items(self, tokens: int) -> list[VisionItem]:
-        """Items that are not encoded, about ``tokens`` of vision tokens: those of running requests in rank
-        order, then those of requests that could be admitted now."""
+        """Items that can be encoded and are not, about ``tokens`` of vision tokens: those of running
+        requests in rank order, then those of requests that could be admitted now."""
         wanted: list[VisionItem] = []
         for request in self._soon():
             for item in request.items[request.items_held :]:
                 if tokens <= 0:
                     return wanted
-                if not self.features.encoded(item):
+                if item.pixels is not None and not self.features.encoded(item):
                     wanted.append(item)
                     tokens -= item.span[1] - item.span[0]
         return wanted
 
+    def park_lacking(self) -> list[Request]:
+        """Park the requests soon to be computed that need an item whose features and pixels are both gone.
+
+        To be called after the encoding, which may evict, and before ``schedule``.
+        """
+        lacking = [request for request in self._soon() if self._lacks(request)]
+        for request in lacking:
+            self._leave_queue(request)
+            request.status = Status.PARKED
+            self.parked.append(request)
+        return lacking
+
+    def _lacks(self, request: Request) -> bool:
+        return any(
+            item.pixels is None and not self.features.encoded(item)
+            for item in request.items[request.items_held :]
+        )
+
     # ------------------------------------------------------------ requests come and go
+
+    def unpark(self, request: Request) -> None:
+        """Queue a parked request again, in its old rank: its pixels are here."""
+        self.parked.remove(request)
+        request.status = Status.WAITING
+        _insert(self.waiting, request)
 
     def add(self, request: Request) -> None:
         """Queue a new request; Overloaded when the queue is full."""
@@ -108,10 +133,7 @@ class Scheduler:
         """Free all that ``request`` holds, whatever its state; once finished, it stays as it is."""
         if request.status is Status.FINISHED:
             return
-        if request.status is Status.RUNNING:
-            self._drop(request)
-        else:
-            _remove(self.waiting, request)
+        self._leave_queue(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
 
@@ -124,6 +146,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether there is anything to compute; parked requests alone are none."""
         return bool(self.running or self.waiting)
 
     def check_integrity(self) -> None:
@@ -135,7 +158,8 @@ class Scheduler:
         assert all(a[1] <= b[0] for a, b in pairwise(held)), "a page with two owners"
         assert all(r.status is Status.RUNNING for r in self.running)
         assert all(r.status is Status.WAITING for r in self.waiting)
-        assert not any(r.table.runs or r.items_held > r.items_passed for r in self.waiting), (
+        assert all(r.status is Status.PARKED for r in self.parked)
+        assert not any(r.table.runs or r.items_held > r.items_passed for r in self.waiting + self.parked), (
             "a waiting one holds"
         )
         for queue in (self.running, self.waiting):
@@ -172,6 +196,15 @@ class Scheduler:
             return False
         table.extend(runs)
         return True
+
+    def _leave_queue(self, request: Request) -> None:
+        """Out of whichever queue it is in, and free of all it holds."""
+        if request.status is Status.RUNNING:
+            self._drop(request)
+        elif request.status is Status.WAITING:
+            _remove(self.waiting, request)
+        else:
+            self.parked.remove(request)
 
     def _drop(self, request: Request) -> None:
         _remove(self.running, request)

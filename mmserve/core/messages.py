@@ -150,8 +150,9 @@ class VisionItem(Struct, frozen=True, kw_only=True):
     """One temporal patch: a still image, or two consecutive frames of a clip (DESIGN section 2).
 
     ``pixels`` is uint8 RGB after the resize, ``[frames, H, W, 3]`` with frames 1 (a still, which the
-    encoder counts twice) or 2. ``grid`` is (H / patch, W / patch). ``span`` is the half-open range of
-    its tokens in the prompt. ``digest`` is 32 bytes over the pixels and every option that matters.
+    encoder counts twice) or 2; None where the encoder is thought to hold ``digest`` already. ``grid`` is
+    (H / patch, W / patch). ``span`` is the half-open range of its tokens in the prompt. ``digest`` is 32
+    bytes over the pixels and every option that matters.
     """
 
     digest: bytes
@@ -219,6 +220,16 @@ class TokenOutput(Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     timings: Timings | None = None
+
+
+class PixelsWanted(Struct, frozen=True):
+    """A request waits inside the engine: features that it needs were dropped, and their pixels before them.
+
+    It goes on when the pixels of all ``digests`` are supplied; nothing that it has said is said again.
+    """
+
+    request_id: str
+    digests: frozenset[bytes]
 
 
 class Usage(Struct, frozen=True):

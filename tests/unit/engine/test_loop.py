@@ -6,18 +6,20 @@ import threading
 import pytest
 
 from mmserve.core.errors import EngineDead, MMServeError, Overloaded
-from mmserve.core.messages import TokenOutput
+from mmserve.core.messages import PixelsWanted, TokenOutput
 from mmserve.engine.loop import EngineThread
 
 
 class CountingEngine:
-    """Requests are plain names; each gets three tokens unless it is aborted."""
+    """Requests are plain names; each gets three tokens unless it is aborted. "bare" wants pixels first."""
 
     def __init__(self):
         self.left = {}
+        self.parked = {}
         self.gate = threading.Event()
         self.gate.set()
         self.fault = None
+        self.asked = set()
 
     @property
     def has_work(self):
@@ -30,6 +32,18 @@ class CountingEngine:
             raise TypeError("'<=' not supported between instances of 'int' and 'str'")
         self.left[request.request_id] = 3
 
+    def supply(self, request_id, pixels):
+        if request_id not in self.parked:
+            return None
+        if not pixels:
+            del self.parked[request_id]
+            return TokenOutput(request_id=request_id, token_ids=(), finish_reason="error")
+        self.left[request_id] = self.parked.pop(request_id)
+        return None
+
+    def holds(self, digest):
+        return digest == b"held"
+
     def abort(self, request_id):
         if self.left.pop(request_id, None) is None:
             return None
@@ -40,6 +54,10 @@ class CountingEngine:
         if self.fault:
             raise self.fault
         outputs = []
+        if "bare" in self.left and self.left["bare"] == 3 and "bare" not in self.asked:
+            self.parked["bare"] = self.left.pop("bare")
+            self.asked.add("bare")
+            outputs.append(PixelsWanted("bare", frozenset({b"d"})))
         for name in list(self.left):
             self.left[name] -= 1
             done = self.left[name] == 0
@@ -147,6 +165,30 @@ def test_a_broken_engine_is_told_to_all_who_wait_and_to_all_who_come(loop, engin
         loop.submit(Named("late"), deliveries.put)
     loop.abort("a", deliveries.put)
     assert loop.stats() == {"running": 3}
+
+
+def test_pixels_that_are_wanted_are_asked_of_their_waiter_and_the_request_goes_on(loop):
+    deliveries, deliver = inbox()
+    loop.submit(Named("bare"), deliver)
+    assert take(deliveries, 1) == [PixelsWanted("bare", frozenset({b"d"}))]
+    loop.supply("bare", {b"d": None}, lambda delivery: None)  # a stranger's is no answer
+    loop.supply("bare", {b"d": None}, deliver)
+    assert [o.finish_reason for o in take(deliveries, 3)] == [None, None, "length"]
+
+
+def test_a_supply_that_ends_its_request_is_told(loop):
+    deliveries, deliver = inbox()
+    loop.submit(Named("bare"), deliver)
+    take(deliveries, 1)
+    loop.supply("bare", {}, deliver)
+    assert take(deliveries, 1)[0].finish_reason == "error"
+
+
+def test_what_is_held_may_be_asked_also_when_the_engine_is_gone(loop):
+    assert loop.holds(b"held")
+    assert not loop.holds(b"other")
+    loop.stop()
+    assert not loop.holds(b"held")
 
 
 def test_stop_ends_what_runs(loop, engine):

@@ -14,6 +14,7 @@ from mmserve.engine.scheduler.request import Request, Status
 from mmserve.engine.scheduler.scheduler import Scheduler
 
 PAGE_SIZE = 4
+PIXELS = np.zeros((1, 4, 4, 3), np.uint8)
 
 
 class FakeFeatures:
@@ -117,7 +118,7 @@ def prepared(prompt, items=(), priority=0):
         positions=np.tile(tokens, (3, 1)),
         position_delta=0,
         items=tuple(
-            VisionItem(digest=bytes([name]), kind="image", grid=(2, 2), span=span, pixels=None)
+            VisionItem(digest=bytes([name]), kind="image", grid=(2, 2), span=span, pixels=PIXELS)
             for name, span in items
         ),
         sampling=SamplingParams(),
