@@ -11,6 +11,7 @@ from mmserve.models.config import ModelConfig, read_config
 from mmserve.models.hub import resolve
 from mmserve.models.ops.cpu import OneDNNLinear
 from mmserve.models.ops.registry import choose_ops
+from mmserve.preprocess.heif import EXTRA, has_heif
 
 Choice = dict[str, Any]
 
@@ -30,11 +31,18 @@ def expected(config: Config) -> dict[str, Choice]:
         "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
         "linear": {"runs": linear, "why": _linear_reason(config, device["runs"], dtype["runs"], linear)},
         "operations": {"runs": names, "why": "the device's own form of each where there is one"},
+        "heic": _heic(),
         "threads": {
             "runs": config.runner.threads or torch.get_num_threads(),
             "why": "asked for" if config.runner.threads else "torch's choice for this machine",
         },
     }
+
+
+def _heic() -> Choice:
+    if has_heif():
+        return {"runs": "pillow-heif", "why": "it is installed"}
+    return {"runs": "none", "why": f"{EXTRA} would bring it"}
 
 
 def _attention(wanted: str) -> Choice:

@@ -18,6 +18,7 @@ from mmserve.preprocess.work import Work
 MAGIC = ((0, b"GIF8"), (0, b"\x89PNG\r\n\x1a\n"), (8, b"WEBP"), (4, b"ftypavif"), (4, b"ftypavis"))
 SHORTEST_MS = 10  # what says less is shown as long as browsers show it
 BROWSERS_MS = 100
+MOST_FRAMES = 10_000
 
 
 def is_animation(data: bytes) -> bool:
@@ -33,10 +34,8 @@ def read_animation(
     durations are found on the way.
     """
     with reading(), open_picture(data) as image:
-        _check(image, options)
-        warnings: list[str] = []
         with work.stages.timing("demux"):
-            times, end = _clock(image, options, work, warnings)
+            times, end, warnings = _clock(image, options, work)
         total = len(times)
         rate = total / end
         count = frame_count(total, rate, spec, part.fps, part.num_frames, options.max_video_frames)
@@ -49,41 +48,46 @@ def read_animation(
         return clip.finish(str(image.format), rate, total, warnings)
 
 
-def _check(image: Image.Image, options: MediaOptions) -> None:
-    check_size(image.height, image.width, options)
-    pixels = image.height * image.width * getattr(image, "n_frames", 1)
-    if pixels > options.max_animation_pixels:
-        raise MediaError(
-            f"the animation has {pixels} pixels in all its frames;"
-            f" at most {options.max_animation_pixels} are allowed"
-        )
-
-
-def _clock(
-    image: Image.Image, options: MediaOptions, work: Work, warnings: list[str]
-) -> tuple[list[float], float]:
-    """Seconds at which each readable frame begins, and at which the last one ends."""
+def _clock(image: Image.Image, options: MediaOptions, work: Work) -> tuple[list[float], float, list[str]]:
+    """Seconds at which each readable frame begins and at which the last one ends; what could not be read."""
     times, now = [], 0.0
+    warnings = []
     try:
         for duration in _durations(image, options, work):
             times.append(now)
             now += duration
-    except (EOFError, OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError) as error:
         if not times:
             raise
-        warnings.append(f"only the first {len(times)} frames could be read ({str(error)[:200]})")
-    return times, now
+        warnings.append(f"only the first {len(times)} frames can be read ({str(error)[:200]})")
+    return times, now, warnings
 
 
 def _durations(image: Image.Image, options: MediaOptions, work: Work) -> Iterator[float]:
-    """Seconds that each frame is shown, from the first."""
-    for i in range(_first(image), getattr(image, "n_frames", 1)):
+    """Seconds that each frame is shown, from the first; MediaError as soon as the whole goes over a limit."""
+    pixels = 0
+    for i in range(_first(image), MOST_FRAMES + 2):
         work.check()
-        image.seek(i)
+        pixels += image.height * image.width
+        _check(image, i, pixels, options)
+        try:
+            image.seek(i)
+        except EOFError:
+            return
         image.load()
-        check_size(image.height, image.width, options)
         stated = float(image.info.get("duration") or 0)
         yield (stated if stated > SHORTEST_MS else BROWSERS_MS) / 1000
+
+
+def _check(image: Image.Image, number: int, pixels: int, options: MediaOptions) -> None:
+    check_size(image.height, image.width, options)
+    if pixels > options.max_animation_pixels:
+        raise MediaError(
+            f"the animation has more than {options.max_animation_pixels} pixels in all its frames,"
+            " the most that is allowed"
+        )
+    if number > MOST_FRAMES:
+        raise MediaError(f"the animation has more than {MOST_FRAMES} frames, the most that is allowed")
 
 
 def _frame(image: Image.Image, number: int, options: MediaOptions) -> Image.Image:

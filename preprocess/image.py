@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageColor, UnidentifiedImageError
@@ -23,9 +24,19 @@ from mmserve.preprocess.work import Cancelled
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM")  # JPEG covers MPO
 NAMES = "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIC or PPM"
 
-# Signatures of what people send by mistake: (offset, bytes, what it is).
-FOREIGN = (
+# Signatures for the message about what cannot be read: (offset, bytes, what it is).
+KNOWN = (
     (0, b"\0\0\1\0", "an icon (ICO)"),
+    (0, b"\xff\xd8\xff", "a JPEG picture that is damaged"),
+    (0, b"\x89PNG", "a PNG picture that is damaged"),
+    (0, b"GIF8", "a GIF picture that is damaged"),
+    (8, b"WEBP", "a WebP picture that is damaged"),
+    (0, b"BM", "a BMP picture that is damaged or of a kind that is not supported"),
+    (0, b"II*\0", "a TIFF picture that is damaged or of a kind that is not supported"),
+    (0, b"MM\0*", "a TIFF picture that is damaged or of a kind that is not supported"),
+    (4, b"ftypavi", "an AVIF picture that is damaged"),
+    (4, b"ftyphei", "a HEIC picture that is damaged"),
+    (4, b"ftypmif1", "a HEIF picture that is damaged"),
     (4, b"ftyp", "an MP4 video; send it as a video"),
     (0, b"\x1a\x45\xdf\xa3", "a Matroska or WebM video; send it as a video"),
     (4, b"jP  ", "a JPEG 2000 picture"),
@@ -80,9 +91,9 @@ def decode_image(data: bytes, options: MediaOptions, background: Colour | None =
         raise MediaError(f"the picture has {len(data)} bytes; at most {options.max_image_bytes} are allowed")
     with reading(), open_picture(data) as image:
         check_size(image.height, image.width, options)
-        told = _orientation(image)
+        told = _orientation(image.info.get("original_orientation")) or _exif(image)
         image.load()
-        left = _orientation(image)  # none where the decoder has turned the picture itself
+        left = _exif(image)  # 1 where the decoder has turned the picture itself
         picture = to_rgb(image, background or background_color(options))
         if left in UPRIGHT:
             picture = picture.transpose(UPRIGHT[left])
@@ -144,7 +155,7 @@ def reading() -> Iterator[None]:
 
 def _guess(data: bytes) -> str:
     head = data[:64].lstrip()
-    for offset, magic, what in FOREIGN:
+    for offset, magic, what in KNOWN:
         if data[offset : offset + len(magic)] == magic or (offset == 0 and head.startswith(magic)):
             return f": it looks like {what}"
     return ""
@@ -154,13 +165,13 @@ def _reason(error: Exception) -> str:
     return str(error)[:200] or type(error).__name__
 
 
-def _orientation(image: Image.Image) -> int:
-    """EXIF 1 to 8, as it is now or, of a HEIC picture, was before its decoder applied it."""
+def _exif(image: Image.Image) -> int:
     try:
-        value = int(image.info.get("original_orientation") or image.getexif().get(ORIENTATION, 1))
+        return _orientation(image.getexif().get(ExifTags.Base.Orientation)) or 1
     except Exception:  # a damaged EXIF block says nothing about the picture
         return 1
-    return value if 1 <= value <= 8 else 1
 
 
-ORIENTATION = ExifTags.Base.Orientation
+def _orientation(value: Any) -> int | None:
+    """1 to 8, or None for anything else."""
+    return value if value in range(1, 9) else None

@@ -7,6 +7,10 @@ from PIL import Image, ImageCms
 
 Colour = tuple[int, int, int]
 
+# TIFF tags and a value of one (TIFF 6.0, section 8).
+BITS, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339
+WHITE_IS_ZERO = 0
+
 _SRGB = ImageCms.createProfile("sRGB")
 
 
@@ -66,11 +70,26 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     """
     if not (image.mode.startswith("I") or image.mode == "F"):
         return image
-    values = np.asarray(image).astype(np.float32)
-    scaled = values / 257 if image.mode.startswith("I;16") else _unit_range(values, image.mode) * 255
-    grey = Image.fromarray((scaled + 0.5).astype(np.uint8))
+    values = _values(image).astype(np.float32)
+    unit = values / 65535 if image.mode.startswith("I;16") else _unit_range(values, image.mode)
+    if _tag(image, PHOTOMETRIC) == WHITE_IS_ZERO:
+        unit = 1 - unit
+    grey = Image.fromarray((unit * 255 + 0.5).astype(np.uint8))
     grey.info = {k: v for k, v in image.info.items() if k == "icc_profile"}
     return grey
+
+
+def _values(image: Image.Image) -> np.ndarray:
+    """Pillow has no unsigned mode of 32 bits: it shows such a TIFF as signed."""
+    values = np.asarray(image)
+    unsigned = image.mode == "I" and (_tag(image, BITS), _tag(image, SAMPLE_FORMAT)) == (32, 1)
+    return values.view(np.uint32) if unsigned else values
+
+
+def _tag(image: Image.Image, number: int) -> int | None:
+    """A TIFF tag's first value; None where it is missing or the picture is no TIFF."""
+    value = getattr(image, "tag_v2", {}).get(number)
+    return value[0] if isinstance(value, tuple) else value
 
 
 def _unit_range(values: np.ndarray, mode: str) -> np.ndarray:

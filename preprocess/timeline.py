@@ -52,7 +52,8 @@ def _packet_times(container: Any, stream: Any, check: Callable[[], None]) -> tup
     times: list[int] = []
     starts: list[bool] = []
     shown: list[int] = []
-    anew = stream.codec_context.name in STARTS_ANEW
+    context = stream.codec_context
+    anew = context.name in STARTS_ANEW or context.codec.intra_only
     for _, packet in packets(container, stream, [], check):  # a truncated tail: what was read is the clip
         if packet.pts is None:
             return [], None

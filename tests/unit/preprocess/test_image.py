@@ -6,12 +6,21 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from helpers.media_files import picture_file
-from PIL import Image, ImageCms
+from helpers.media_files import (
+    ARITHMETIC_JPEG,
+    interlaced_png,
+    picture_file,
+    png_chunk,
+    png_file,
+    tiff_file,
+    without_segment,
+)
+from PIL import Image, ImageCms, ImageFile
 from PIL.PngImagePlugin import PngInfo
 
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import ConfigError, MediaError
+from mmserve.preprocess import heif
 from mmserve.preprocess.image import background_color, decode_image, from_pixels
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -118,17 +127,9 @@ def test_sixteen_bits_are_scaled_not_clipped(options, kind):
     assert decode_image(picture_file(ramp, kind), options).pixels[0, :, 0].tolist() == [0, 1, 128, 255]
 
 
-def png(width, height, bits, colour, rows):
-    def chunk(name, body):
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
-    head = chunk(b"IHDR", struct.pack(">2I5B", width, height, bits, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
 def sixteen_bit_rgb():
     row = b"\0" + struct.pack(">6H", 0, 32896, 65535, 65535, 257, 0)
-    return png(2, 2, 16, 2, row * 2)
+    return png_file(2, 2, 16, 2, row * 2)
 
 
 def test_sixteen_bit_colour_is_scaled(options):
@@ -158,6 +159,88 @@ def test_cmyk_and_progressive_jpeg(options):
     progressive = decode_image(picture_file(upright(), "JPEG", quality=95, progressive=True), options)
     assert cmyk.size == progressive.size == (32, 64)
     assert np.abs(progressive.pixels[20, 40].astype(int) - BLUE).max() < 30
+
+
+def test_cmyk_jpeg_is_read_as_adobe_stores_it_with_its_mark_or_without(options):
+    marked = picture_file(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=95)
+    for data in (marked, without_segment(marked, 0xEE)):
+        assert np.abs(decode_image(data, options).pixels[8, 8].astype(int) - RED).max() < 8
+
+
+def test_arithmetic_jpeg_is_read(options):
+    pixels = decode_image(ARITHMETIC_JPEG, options).pixels.astype(int)
+    assert np.abs(pixels[3, 3] - RED).max() < 8
+    assert np.abs(pixels[13, 3] - BLUE).max() < 8
+
+
+@pytest.mark.parametrize("size", [(32, 64), (1, 1), (3, 5), (7, 9)])
+def test_interlaced_png(options, size):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    assert (decode_image(interlaced_png(pixels), options).pixels == pixels).all()
+
+
+def test_cmyk_tiff(options):
+    data = picture_file(Image.new("CMYK", (4, 4), (0, 255, 255, 0)), "TIFF")
+    assert (decode_image(data, options).pixels == RED).all()
+
+
+def test_tiff_of_sixteen_bits_with_white_as_zero_is_inverted(options):
+    data = tiff_file(3, 1, 16, 1, struct.pack("<3H", 0, 32896, 65535), photometric=0)
+    assert decode_image(data, options).pixels[0, :, 0].tolist() == [255, 127, 0]
+
+
+def test_tiff_of_sixteen_bit_colour_is_scaled(options):
+    data = tiff_file(2, 1, 16, 3, struct.pack("<6H", 0, 32896, 65535, 65535, 257, 0))
+    assert decode_image(data, options).pixels[0].tolist() == [[0, 128, 255], [255, 1, 0]]
+
+
+def test_tiff_of_thirty_two_bits_unsigned_uses_all_of_its_range(options):
+    data = tiff_file(3, 1, 32, 1, struct.pack("<3I", 0, 1 << 31, (1 << 32) - 1), photometric=1)
+    assert decode_image(data, options).pixels[0, :, 0].tolist() == [0, 128, 255]
+
+
+def test_tiff_of_float_colour_is_refused_by_name(options):
+    with pytest.raises(MediaError, match=r"TIFF.*not supported"):
+        decode_image(tiff_file(1, 1, 32, 3, struct.pack("<3f", 0, 0.5, 1), kind=3), options)
+
+
+def test_first_page_of_many(options):
+    pages = [Image.new("L", (4, 4), 9)] * 500
+    data = picture_file(Image.new("L", (4, 4), 200), "TIFF", save_all=True, append_images=pages)
+    assert (decode_image(data, options).pixels == 200).all()
+
+
+# ---------------------------------------------------------------- HEIC
+
+
+@pytest.fixture
+def heic():
+    heif.load_heif()
+    return lambda image, **how: picture_file(image, "HEIF", quality=95, **how)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_heic_is_read_upright(options, heic, orientation):
+    picture = decode_image(heic(stored(orientation), exif=exif(orientation)), options)
+    assert (picture.size, picture.format, picture.orientation) == ((32, 64), "HEIF", orientation)
+    assert np.abs(picture.pixels.astype(int) - np.asarray(upright())).mean() < 4
+
+
+def test_heic_with_transparency_shows_the_background(options, heic):
+    pixels = decode_image(heic(transparent().resize((64, 64), Image.Resampling.NEAREST)), options).pixels
+    assert pixels[:, 4:24].min() > 250
+    assert np.abs(pixels[:, 40:60].astype(int) - RED).max() < 12
+
+
+def test_without_the_plug_in_the_error_names_the_extra(options, heic, monkeypatch):
+    data = heic(upright())
+    heif.load_heif.cache_clear()
+    monkeypatch.setattr(heif, "has_heif", lambda: False)
+    with pytest.raises(MediaError, match=r"mmserve\[heif\]"):
+        decode_image(data, options)
+
+
+# ---------------------------------------------------------------- the rest
 
 
 def test_text_chunks_do_not_disturb(options):
@@ -208,13 +291,80 @@ def test_small_and_narrow_pictures_are_read(options, size):
 
 
 def test_limits_are_checked_before_decoding(options):
-    data = png(12000, 12000, 8, 2, b"")
+    data = png_file(12000, 12000, 8, 2, b"")
     with pytest.raises(MediaError, match="12000x12000"):
         decode_image(data, options)
     with pytest.raises(MediaError, match="bytes"):
         decode_image(data, MediaOptions(max_image_bytes=10))
     with pytest.raises(MediaError, match="too large"):
-        decode_image(png(14000, 14000, 8, 2, b""), options)
+        decode_image(png_file(14000, 14000, 8, 2, b""), options)
+
+
+def huge(kind, options):
+    """A small file whose header says 60000 x 60000, or the most that the format can say."""
+    side = struct.pack(">2I", 60000, 60000)
+    if kind in ("AVIF", "HEIF"):
+        data = picture_file(Image.new("RGB", (64, 64)), kind)
+        at = data.index(b"ispe") + 8
+        return data[:at] + side + data[at + 8 :]
+    if kind.startswith("WEBP"):
+        more = {"save_all": True, "append_images": [Image.new("RGBA", (8, 8), RED)]} if "+" in kind else {}
+        small = picture_file(Image.new("RGBA", (8, 8)), "WEBP", lossless=True, **more)
+        tail = small[30:] if more else small[12:]
+        canvas = bytes([0x12 if more else 0x10, 0, 0, 0]) + (16382).to_bytes(3, "little") * 2
+        body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas + tail
+        return b"RIFF" + struct.pack("<I", len(body)) + body
+    return {
+        "PNG": png_file(60000, 60000, 8, 2, b""),
+        "APNG": png_file(60000, 60000, 8, 2, b"", before=png_chunk(b"acTL", struct.pack(">2I", 9, 0))),
+        "GIF": b"GIF89a"
+        + struct.pack("<2H3B", 60000, 60000, 0, 0, 0)
+        + b",\0\0\0\0`\xea`\xea\0\x08\x01\0\0;",
+        "BMP": b"BM"
+        + struct.pack("<I2HI", 99, 0, 0, 54)
+        + struct.pack("<I2i2H6I", 40, 60000, 60000, 1, 24, *[0] * 6),
+        "TIFF": tiff_file(60000, 60000, 8, 3, b"1234"),
+        "PPM": b"P6 60000 60000 255\n1234",
+        "JPEG": b"\xff\xd8\xff\xc0"
+        + struct.pack(">HB2HB", 17, 8, 60000, 60000, 3)
+        + b'\1"\0\2\21\1\3\21\1\xff\xda'
+        + bytes(50),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["PNG", "APNG", "GIF", "BMP", "TIFF", "PPM", "JPEG", "WEBP", "WEBP+", "AVIF", "HEIF"]
+)
+def test_headers_that_promise_too_many_pixels_cost_nothing(options, heic, kind):
+    data = huge(kind, options)
+    with pytest.raises(MediaError):
+        decode_image(data, options)
+    small = MediaOptions(max_image_pixels=64)
+    assert len(data) < 10_000
+    with pytest.raises(MediaError):
+        decode_image(data, small)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [(b"zTXt", b"Comment\0\0"), (b"iTXt", b"Comment\0\1\0\0\0"), (b"iCCP", b"profile\0\0")],
+)
+def test_compressed_chunks_that_grow_are_refused(options, name, head):
+    bomb = png_chunk(name, head + zlib.compress(bytes(64 << 20), 9))
+    with pytest.raises(MediaError, match="too large"):
+        decode_image(png_file(2, 2, 8, 0, b"\0\1\2\0\1\2", before=bomb), options)
+
+
+def test_more_rows_than_the_header_says_are_not_kept(options):
+    assert decode_image(png_file(2, 2, 8, 0, bytes(64 << 20)), options).size == (2, 2)
+
+
+def test_truncated_pictures_are_never_filled_up(options):
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
+    data = picture_file(noise, "JPEG")
+    with pytest.raises(MediaError, match="truncated"):
+        decode_image(data[: len(data) * 3 // 4], options)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +373,11 @@ def test_limits_are_checked_before_decoding(options):
         (b"", "empty"),
         (b"hello", "not a picture"),
         (b"\0\0\1\0" + bytes(60), "icon"),
-        (b"\0\0\0\x18ftypheic" + bytes(60), "not a picture"),
+        (b"\0\0\0\x18ftypheic" + bytes(60), "HEIC.*damaged"),
+        (b"\0\0\0\x18ftypavif" + bytes(60), "AVIF.*damaged"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(60), "PNG.*damaged"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(60), "JPEG 2000"),
+        (b"\xff\x0a" + bytes(60), "JPEG XL"),
         (b"\0\0\0\x18ftypmp42" + bytes(60), "send it as a video"),
         (b"%PDF-1.4" + bytes(60), "PDF"),
         (b"  <svg xmlns=''/>", "SVG"),
