@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import llguidance
 
@@ -9,8 +10,11 @@ from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import Grammar
 from mmserve.engine.grammar.base import BitRow, GrammarFault
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 # Compact JSON: a model that may put white space where it likes can fill its whole answer with it.
-JSON_FORM = {"whitespace_flexible": False}
+JSON_FORM: "JsonCompileOptions" = {"whitespace_flexible": False}
 
 
 class GuidanceBackend:

@@ -73,7 +73,7 @@ def has_penalties(request: Request) -> bool:
 def edits_logits(request: Request) -> bool:
     """Whether ``LogitEdits.apply`` would change the request's next row."""
     p = request.prepared.sampling
-    return has_penalties(request) or bool(p.logit_bias) or request.num_generated < p.min_tokens
+    return has_penalties(request) or bool(p.logit_bias) or not request.may_end
 
 
 def _bias(row: torch.Tensor, request: Request) -> None:
@@ -81,5 +81,5 @@ def _bias(row: torch.Tensor, request: Request) -> None:
     if p.logit_bias:
         tokens = torch.tensor(list(p.logit_bias), device=row.device)
         row.index_add_(0, tokens, row.new_tensor(list(p.logit_bias.values())))
-    if request.num_generated < p.min_tokens:
+    if not request.may_end:
         row[list(request.stop_ids)] = -torch.inf

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from mmserve.core.messages import TokenLogprob
+from mmserve.engine.grammar.mask import steer
 from mmserve.engine.sampling.draw import Cuts, draw
 from mmserve.engine.sampling.noise import uniforms
 from mmserve.engine.sampling.penalties import LogitEdits, edits_logits
@@ -42,16 +43,18 @@ class Sampler:
         self._edits.forget(request)
 
     def _edited(self, raw: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-        if not any(edits_logits(r) for r in requests):
+        if not any(edits_logits(r) or r.steering for r in requests):
             return raw
         edited = raw.clone()
         self._edits.apply(edited, requests)
+        steer(edited, [r.steering for r in requests])
         return edited
 
 
 def _plain(request: Request) -> bool:
     sampling = request.prepared.sampling
-    return sampling.temperature == 0 and sampling.logprobs is None and not edits_logits(request)
+    edited = edits_logits(request) or request.steering is not None
+    return sampling.temperature == 0 and sampling.logprobs is None and not edited
 
 
 def _drawn(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:

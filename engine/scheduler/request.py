@@ -10,6 +10,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from mmserve.core.messages import FinishReason, PreparedRequest, Timings, VisionItem
+from mmserve.engine.grammar.steering import Steering
 from mmserve.engine.kv.page_table import PageTable
 
 
@@ -41,6 +42,7 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int]
     table: PageTable
+    steering: Steering | None = None  # of a request whose answer must have a form
     items: list[VisionItem] = field(init=False)
     token_ids: npt.NDArray[np.int32] = field(init=False)
     num_tokens: int = field(init=False)
@@ -101,12 +103,22 @@ class Request:
 
     def append(self, token: int) -> None:
         """Take a sampled token; afterwards ``finish_reason`` says whether it was the last one."""
+        ends = token in self.stop_ids and self.may_end
         self.token_ids[self.num_tokens] = token
         self.num_tokens += 1
-        if token in self.stop_ids and self.num_generated > self.prepared.sampling.min_tokens:
+        if self.steering:
+            self.steering.accept(token)
+        if ends:
             self.finish_reason = "stop"
         elif self.num_generated >= self.max_tokens:
             self.finish_reason = "length"
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a stop token may come next. It must when the form of the answer is whole."""
+        return self.num_generated >= self.prepared.sampling.min_tokens or (
+            self.steering is not None and self.steering.complete
+        )
 
     def generated(self) -> npt.NDArray[np.int32]:
         return self.token_ids[self.prompt_len : self.num_tokens]

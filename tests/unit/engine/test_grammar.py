@@ -2,6 +2,7 @@
 
 import json
 import re
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from mmserve.core.messages import Grammar
 from mmserve.engine.grammar.base import GrammarFault
 from mmserve.engine.grammar.desk import GrammarDesk
 from mmserve.engine.grammar.guidance import GuidanceBackend
-from mmserve.engine.grammar.steering import Steering, steer
+from mmserve.engine.grammar.mask import steer
+from mmserve.engine.grammar.steering import Steering
 from mmserve.models.hub import resolve
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.tokenizer import TextTokenizer
@@ -136,10 +138,10 @@ def test_a_faulty_row_is_let_go_and_the_others_are_kept_to_theirs(backend):
 
 
 def test_one_grammar_is_compiled_once_and_its_matchers_are_apart(backend):
-    desk, done = GrammarDesk(backend), []
+    desk, done = GrammarDesk(backend), SimpleQueue()
     for _ in range(3):
-        desk.request(Grammar("regex", "ab?"), done.append)
-    matchers = [future.result(timeout=30).copy() for future in done]
+        desk.request(Grammar("regex", "ab?"), done.put)
+    matchers = [done.get(timeout=30).result().copy() for _ in range(3)]
     desk.close()
     assert (desk.compiled, desk.reused) == (1, 2)
     rows = np.zeros((3, 56), np.int32)
@@ -153,10 +155,10 @@ def test_one_grammar_is_compiled_once_and_its_matchers_are_apart(backend):
 
 
 def test_a_refused_grammar_is_compiled_again_when_it_is_asked_for_again(backend):
-    desk, done = GrammarDesk(backend), []
+    desk, done = GrammarDesk(backend), SimpleQueue()
     for _ in range(2):
-        desk.request(Grammar("regex", "("), done.append)
+        desk.request(Grammar("regex", "("), done.put)
         with pytest.raises(InvalidRequest):
-            done[-1].result(timeout=30)
+            done.get(timeout=30).result()
     desk.close()
     assert desk.compiled == 2
