@@ -11,7 +11,7 @@ from mmserve.preprocess.clip import Clip
 from mmserve.preprocess.image import background_color, check_size, open_picture, reading
 from mmserve.preprocess.media import Medium
 from mmserve.preprocess.pixels import to_rgb
-from mmserve.preprocess.sampling import frame_count, frame_indices, nearest_frames
+from mmserve.preprocess.sampling import choose_frames
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.work import Work
 
@@ -36,16 +36,14 @@ def read_animation(
     with reading(), open_picture(data) as image:
         with work.stages.timing("demux"):
             times, end, warnings = _clock(image, options, work)
-        total = len(times)
-        rate = total / end
-        count = frame_count(total, rate, spec, part.fps, part.num_frames, options.max_video_frames)
-        picks = nearest_frames(times, frame_indices(total, count, spec))
+        rate, most = len(times) / end, options.max_video_frames
+        picks = choose_frames(times, rate, spec, fps=part.fps, num_frames=part.num_frames, most=most)
         clip = Clip(part, spec, work, len(picks))
         for i in picks:
             with work.stages.timing("decode"):
-                picture = _frame(image, int(i), options)
+                picture = _frame(image, i, options)
             clip.add(picture, times[i])
-        return clip.finish(str(image.format), rate, total, warnings)
+        return clip.finish(str(image.format), rate, len(times), warnings)
 
 
 def _clock(image: Image.Image, options: MediaOptions, work: Work) -> tuple[list[float], float, list[str]]:

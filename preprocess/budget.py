@@ -5,6 +5,7 @@ from mmserve.preprocess.resize import smart_resize, smart_resize_clip
 from mmserve.preprocess.spec import PixelBudget, ProcessorSpec
 
 MOST_TOKENS = 16384  # of one picture, where a request asks for more than the model's own budget
+MOST_CLIP_TOKENS = 262_144  # of one clip: the longest context of the model families
 
 
 def image_size(
@@ -34,9 +35,22 @@ def clip_size(
 
     ``low`` and ``high`` are the request's own ``min_pixels`` and ``max_pixels``, of one frame. The model's
     budget is of one frame for Qwen2-VL and Qwen2.5-VL, of the whole clip for Qwen3-VL; there the
-    request's limits can only tighten it.
+    request's limits can only tighten it. MediaError for a clip that is too much for any context.
     """
     check_pixel_limits(low, high)
+    size = _clip_size(frames, height, width, spec, low, high)
+    tokens = -(-frames // spec.temporal_patch) * size[0] * size[1] // spec.factor**2
+    if tokens > MOST_CLIP_TOKENS:
+        raise MediaError(
+            f"the clip takes {tokens} vision tokens ({frames} frames of {size[1]}x{size[0]});"
+            f" at most {MOST_CLIP_TOKENS} fit; lower fps, num_frames, min_pixels or max_pixels"
+        )
+    return size
+
+
+def _clip_size(
+    frames: int, height: int, width: int, spec: ProcessorSpec, low: int | None, high: int | None
+) -> tuple[int, int]:
     if spec.family != "qwen3_vl":
         budget = _frame_budget(frames, spec, low, high)
         return smart_resize(

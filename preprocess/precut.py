@@ -12,7 +12,7 @@ from mmserve.core.messages import VideoPart
 from mmserve.preprocess.clip import Clip
 from mmserve.preprocess.image import check_size, decode_image
 from mmserve.preprocess.media import Medium
-from mmserve.preprocess.sampling import frame_count, frame_indices, nearest_frames
+from mmserve.preprocess.sampling import choose_frames
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.work import Work
 
@@ -101,5 +101,5 @@ def _picks(
     asked = part.num_frames is not None or (part.fps is not None and part.timestamps is not None)
     if not asked and total <= most:
         return list(range(total))
-    count = frame_count(total, rate, spec, part.fps if asked else rate, part.num_frames, most)
-    return [int(i) for i in nearest_frames(times, frame_indices(total, count, spec))]
+    fps = part.fps if asked else rate
+    return choose_frames(times, rate, spec, fps=fps, num_frames=part.num_frames, most=most)

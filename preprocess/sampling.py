@@ -11,6 +11,27 @@ from mmserve.preprocess.spec import FrameRule, ProcessorSpec
 EPSILON = 1e-6  # keeps a duration that is a whole number of frames from being cut by rounding
 
 
+def choose_frames(
+    times: Sequence[float],
+    rate: float,
+    spec: ProcessorSpec,
+    *,
+    fps: float | None,
+    num_frames: int | None,
+    most: int,
+) -> list[int]:
+    """The frames kept of a clip whose frames stand at ``times`` (increasing, in seconds), at most ``most``.
+
+    They are chosen by time. Where the rate varies, fewer may be kept than a constant rate would give,
+    unless every frame is asked for by number.
+    """
+    total = len(times)
+    count = frame_count(total, rate, spec, fps, num_frames, most)
+    if num_frames is not None and count == total:
+        return list(range(total))
+    return [int(i) for i in nearest_frames(times, frame_indices(total, count, spec))]
+
+
 def frame_count(
     total: int, rate: float, spec: ProcessorSpec, fps: float | None, num_frames: int | None, most: int
 ) -> int:

@@ -15,7 +15,7 @@ from mmserve.preprocess.image import background_color
 from mmserve.preprocess.media import Medium
 from mmserve.preprocess.precut import read_frames, read_pictures
 from mmserve.preprocess.reading import plan_reading
-from mmserve.preprocess.sampling import frame_count, frame_indices, nearest_frames
+from mmserve.preprocess.sampling import choose_frames
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.timeline import Timeline, read_timeline
 from mmserve.preprocess.work import Stages, Work
@@ -52,9 +52,8 @@ def _read_file(part: VideoPart, source: Source, spec: ProcessorSpec, work: Work)
     """The times of all frames first, then only the packets that lead to the frames wanted."""
     with work.stages.timing("demux"):
         line = read_timeline(source, work.check)
-    total = len(line.keys)
-    count = frame_count(total, line.rate, spec, part.fps, part.num_frames, source.options.max_video_frames)
-    picks = nearest_frames(line.times, frame_indices(total, count, spec))
+    most = source.options.max_video_frames
+    picks = choose_frames(line.times, line.rate, spec, fps=part.fps, num_frames=part.num_frames, most=most)
     clip = Clip(part, spec, work, len(picks))
     if line.size is not None:
         clip.size(*line.size)  # refuses before anything is decoded
@@ -62,7 +61,7 @@ def _read_file(part: VideoPart, source: Source, spec: ProcessorSpec, work: Work)
     warnings = reader.read()
     if not clip.times:
         raise MediaError("no frame of the video can be decoded")
-    return clip.finish(reader.format, line.rate, total, [*line.warnings, *warnings])
+    return clip.finish(reader.format, line.rate, len(line.keys), [*line.warnings, *warnings])
 
 
 class FileReader:

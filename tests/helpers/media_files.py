@@ -198,3 +198,52 @@ def with_matrix(mp4, a, b, c, d):
     at = mp4.index(b"tkhd") + 4 + 40
     matrix = [a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 0x40000000]
     return mp4[:at] + struct.pack(">9i", *matrix) + mp4[at + 36 :]
+
+
+def with_edit(mp4, start, length):
+    """An mp4 whose edit list shows ``length`` seconds from ``start`` seconds into its media.
+
+    The clocks are read from its mvhd and mdhd boxes (version 0), the edit is written over its first one.
+    """
+    movie, media = (
+        int.from_bytes(mp4[at + 16 : at + 20], "big") for at in map(mp4.index, (b"mvhd", b"mdhd"))
+    )
+    at = mp4.index(b"elst") + 12
+    first = int.from_bytes(mp4[at + 4 : at + 8], "big")
+    edit = struct.pack(">2I", round(length * movie), first + round(start * media))
+    return mp4[:at] + edit + mp4[at + 8 :]
+
+
+def cover_file():
+    """A file whose only video stream is a cover picture."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("mjpeg", rate=1)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuvj420p"
+        stream.disposition = av.stream.Disposition.attached_pic
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def two_streams(first, second):
+    """A Matroska file with two video streams, each of frames uint8 [H, W, 3]."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        for frames in (first, second):
+            stream = container.add_stream("libx264", rate=10)
+            stream.height, stream.width = frames[0].shape[:2]
+            stream.pix_fmt = "yuv420p"
+        for stream, frames in zip(container.streams.video, (first, second), strict=True):
+            for pixels in frames:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+            container.mux(stream.encode())
+    return file.getvalue()
+
+
+def animation_file(frames, kind, milliseconds=100, **options):
+    """``frames`` are PIL pictures; ``milliseconds`` one time or a list."""
+    how = {"lossless": True} if kind == "WEBP" else {"disposal": 2} if kind == "GIF" else {}
+    how |= {"save_all": True, "append_images": frames[1:], "duration": milliseconds}
+    return picture_file(frames[0], kind, **how, **options)

@@ -1,18 +1,32 @@
 """Clips made here, frame i of grey ``shade(i)``: what is kept, and when it was."""
 
 from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
-from helpers.media_files import clip_file, picture_file, rotated, shade, sound_file
+from helpers.media_files import (
+    clip_file,
+    cover_file,
+    moving_clip,
+    picture_file,
+    rotated,
+    shade,
+    sound_file,
+    two_streams,
+    with_edit,
+    with_matrix,
+)
 from PIL import Image
 
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import MediaError
 from mmserve.core.messages import VideoPart
+from mmserve.preprocess import video
 from mmserve.preprocess.budget import clip_size
-from mmserve.preprocess.sampling import frame_count, frame_indices, nearest_frames
+from mmserve.preprocess.sampling import choose_frames, frame_count, frame_indices, nearest_frames
 from mmserve.preprocess.video import read_video
 
 
@@ -96,14 +110,24 @@ def test_variable_rate_is_sampled_by_time(spec, options):
         ("asf", "mpeg4"),
         ("h264", "libx264"),
         ("gif", "gif"),
+        ("matroska", "libsvtav1"),
+        ("mp4", "libx265"),
+        ("mpeg", "mpeg2video"),
+        ("flv", "flv1"),
+        ("webm", "libvpx"),
+        ("ogg", "libvpx"),
+        ("mov", "mpeg4"),
+        ("hevc", "libx265"),
     ],
 )
 def test_containers_with_and_without_times_and_counts(spec, options, kind, codec):
-    part = VideoPart(data=clip_file(20, kind=kind, codec=codec), num_frames=4)
+    rate = 25 if codec == "mpeg2video" else 10
+    part = VideoPart(data=clip_file(20, kind=kind, codec=codec, rate=rate), num_frames=4)
     medium = read_video(part, spec, options)
     assert len(medium.seen.timestamps) == 4
     assert frames_of(medium)[:2] == [0, 6]
-    step = 6 / 25 if kind == "h264" else 0.6  # raw H.264 has no clock: 25 frames a second are assumed
+    clockless = kind in ("h264", "hevc")  # then 25 frames a second are assumed
+    step = 6 / (25 if clockless else rate)
     assert medium.seen.timestamps[1] == pytest.approx(step, abs=0.02)
 
 
@@ -127,6 +151,77 @@ def test_damage_in_the_middle_costs_frames_not_the_clip(spec, options):
     data[middle : middle + 150] = b"\xff" * 150
     medium = read_video(VideoPart(data=bytes(data), num_frames=8), spec, options)
     assert 1 <= len(medium.seen.timestamps) <= 8
+
+
+def greys(count, *, size=(64, 96)):
+    return [np.full((*size, 3), shade(i), np.uint8) for i in range(count)]
+
+
+def test_an_edit_list_shows_its_part_from_zero(spec, options):
+    """Frames before the edit are decoded, since others lean on them, but are not shown."""
+    data = with_edit(moving_clip(greys(30), options={"bf": "2", "g": "50"}), start=1.0, length=1.0)
+    medium = read_video(VideoPart(data=data, fps=10.0), spec, options)
+    assert frames_of(medium) == list(range(10, 20))
+    assert medium.seen.timestamps == pytest.approx([i / 10 for i in range(10)])
+
+
+def test_times_count_from_the_first_frame_wherever_the_clock_begins(spec, options):
+    late = moving_clip(greys(8), kind="matroska", times=[5.0 + i / 10 for i in range(8)])
+    early = moving_clip(greys(8), kind="mp4", options={"bf": "3"})  # decoding begins below zero
+    for data in (late, early):
+        medium = read_video(VideoPart(data=data, fps=10.0), spec, options)
+        assert medium.seen.timestamps == pytest.approx([i / 10 for i in range(8)])
+
+
+def test_a_clip_that_begins_in_mid_group_gives_what_can_be_decoded(spec, options):
+    data = moving_clip(greys(30), kind="mpegts", options={"g": "10", "bf": "0"})
+    packet = 188
+    cut = data[len(data) // 5 // packet * packet :]
+    medium = read_video(VideoPart(data=cut, fps=10.0), spec, options)
+    kept = frames_of(medium)[: len(medium.seen.timestamps)]
+    assert kept[0] % 10 == 0
+    assert kept == list(range(kept[0], 30))
+    steps = np.diff(medium.seen.timestamps)
+    assert steps == pytest.approx(0.1)
+
+
+def test_open_groups_give_every_frame(spec, options):
+    params = "open-gop=1:scenecut=0:keyint=6:bframes=3"
+    data = moving_clip(greys(24), kind="mpegts", options={"x264-params": params})
+    assert frames_of(read_video(VideoPart(data=data, fps=10.0), spec, options)) == list(range(24))
+
+
+def test_a_file_that_was_cut_off_says_how_much_is_missing(spec, options):
+    data = clip_file(30, options={"movflags": "faststart"})
+    medium = read_video(VideoPart(data=data[: len(data) - 300], fps=10.0), spec, options)
+    assert "cut off" in medium.seen.warnings[0]
+    whole = read_video(VideoPart(data=data, fps=10.0), spec, options)
+    assert whole.seen.warnings == ()
+
+
+def test_a_file_without_its_index_says_so(spec, options):
+    data = clip_file(30)  # its index stands at the end
+    with pytest.raises(MediaError, match="cut off before its index"):
+        read_video(VideoPart(data=data[: data.index(b"moov") - 10]), spec, options)
+
+
+def test_a_cover_picture_alone_is_no_video(spec, options):
+    with pytest.raises(MediaError, match=r"no video stream.*cover picture"):
+        read_video(VideoPart(data=cover_file()), spec, options)
+
+
+def test_of_several_streams_the_first_is_shown(spec, options):
+    data = two_streams(greys(4), [np.full((64, 64, 3), 255, np.uint8)] * 4)
+    medium = read_video(VideoPart(data=data, fps=10.0), spec, options)
+    assert medium.seen.source_size == (64, 96)
+    assert frames_of(medium) == [0, 1, 2, 3]
+
+
+def test_frames_of_another_size_in_mid_stream_are_shown_at_the_size_of_the_first(spec, options):
+    stream = clip_file(4, kind="h264") + clip_file(4, kind="h264", size=(128, 128))
+    medium = read_video(VideoPart(data=stream, num_frames=8), spec, options)
+    assert frames_of(medium) == [0, 1, 2, 3] * 2
+    assert {p.shape for p in medium.pixels} == {(2, *medium.seen.size, 3)}
 
 
 def test_audio_only_is_a_clear_error(spec, options):
@@ -158,6 +253,105 @@ def test_rotation_turns_clockwise(spec, options, tmp_path):
     medium = read_video(VideoPart(data=rotated(path.read_bytes(), 90)), spec, options)
     frame = medium.pixels[0][0].astype(int)
     assert frame[: len(frame) // 4].mean() > 200 > 50 > frame[-len(frame) // 4 :].mean()
+
+
+TURNS = {
+    (1, 0, 0, 1): lambda p: p,
+    (-1, 0, 0, 1): np.fliplr,
+    (1, 0, 0, -1): np.flipud,
+    (-1, 0, 0, -1): lambda p: np.rot90(p, 2),
+    (0, 1, -1, 0): lambda p: np.rot90(p, 3),
+    (0, -1, 1, 0): np.rot90,
+    (0, 1, 1, 0): lambda p: p.transpose(1, 0, 2),
+    (0, -1, -1, 0): lambda p: np.rot90(p, 2).transpose(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("matrix", TURNS)
+def test_every_display_matrix_is_applied_mirrored_ones_too(spec, options, matrix):
+    corners = np.zeros((64, 96, 3), np.uint8)
+    corners[:16, :16], corners[:16, -16:] = 255, 120
+    plain = moving_clip([corners] * 2, options={"crf": "1"})
+    medium = read_video(VideoPart(data=with_matrix(plain, *matrix)), spec, options)
+    expected = TURNS[matrix](corners)
+    assert medium.seen.source_size == expected.shape[:2]
+    seen = np.asarray(Image.fromarray(medium.pixels[0][0]).resize(expected.shape[1::-1]))
+    assert np.abs(seen.astype(int) - expected).mean() < 4
+
+
+def one_colour(colour, count=2):
+    return [np.full((64, 64, len(colour)), colour, np.uint8)] * count
+
+
+def first_pixel(medium):
+    return medium.pixels[0][0][20, 20].astype(int)
+
+
+@pytest.mark.parametrize("space", [1, 5, 9])  # BT.709, BT.601, BT.2020
+@pytest.mark.parametrize("full", [1, 2])  # limited, full range
+def test_the_colours_of_a_clip_follow_its_matrix_and_range(spec, options, space, full):
+    data = moving_clip(one_colour((200, 30, 60)), options={"crf": "1"}, colours=(space, full))
+    medium = read_video(VideoPart(data=data), spec, options)
+    assert np.abs(first_pixel(medium) - (200, 30, 60)).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("codec", "kind", "form"),
+    [
+        ("libx264", "mp4", "yuv422p"),
+        ("libx264", "mp4", "yuv444p"),
+        ("libx264", "mp4", "yuv444p10le"),
+        ("libx264", "mp4", "yuvj420p"),
+        ("ffv1", "matroska", "bgr0"),
+        ("ffv1", "matroska", "gbrp10le"),
+        ("ffv1", "matroska", "yuv420p16le"),
+        ("prores_ks", "mov", "yuv422p10le"),
+        ("qtrle", "mov", "rgb24"),
+        ("huffyuv", "avi", "yuv422p"),
+    ],
+)
+def test_odd_pixel_formats_give_their_colours(spec, options, codec, kind, form):
+    how = {"crf": "1"} if codec == "libx264" else {}
+    data = moving_clip(one_colour((200, 30, 60)), codec=codec, kind=kind, pix_fmt=form, options=how)
+    medium = read_video(VideoPart(data=data), spec, options)
+    assert np.abs(first_pixel(medium) - (200, 30, 60)).max() <= 6
+
+
+def test_grey_video_is_grey(spec, options):
+    data = moving_clip(one_colour((90, 90, 90)), codec="ffv1", kind="matroska", pix_fmt="gray")
+    assert np.ptp(first_pixel(read_video(VideoPart(data=data), spec, options))) == 0
+
+
+def test_transparent_video_shows_the_background(spec):
+    frames = one_colour((200, 30, 60, 0))
+    data = moving_clip(frames, codec="qtrle", kind="mov", pix_fmt="argb")
+    for name, colour in (("white", (255, 255, 255)), ("#102030", (16, 32, 48))):
+        medium = read_video(VideoPart(data=data), spec, MediaOptions(background=name))
+        assert first_pixel(medium).tolist() == list(colour)
+
+
+@pytest.mark.parametrize(("aspect", "wider"), [("2/1", True), ("1/2", False)])
+def test_pixels_that_are_not_square_are_shown_stretched(spec, options, aspect, wider):
+    data = moving_clip(greys(2, size=(128, 128)), aspect=Fraction(aspect))
+    height, width = read_video(VideoPart(data=data), spec, options).seen.size
+    assert (width == 2 * height) if wider else (height == 2 * width)
+
+
+def test_pixels_too_far_from_square_are_not_believed(spec, options):
+    data = moving_clip(greys(2, size=(128, 128)), aspect=Fraction(40))
+    height, width = read_video(VideoPart(data=data), spec, options).seen.size
+    assert height == width
+
+
+def test_interlaced_frames_stay_woven(spec, options):
+    frame = np.zeros((64, 64, 3), np.uint8)
+    frame[::2] = 255
+    data = moving_clip([frame] * 3, options={"x264-params": "tff=1", "crf": "1"})
+    medium = read_video(
+        VideoPart(data=data, num_frames=3, min_pixels=64 * 64, max_pixels=64 * 64), spec, options
+    )
+    assert len(medium.seen.timestamps) == 3
+    assert medium.pixels[0][0][::2].mean() > 200 > 50 > medium.pixels[0][0][1::2].mean()
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", bytes(1000)])
@@ -250,6 +444,49 @@ def test_precut_times_must_fit(spec, options, times):
         read_video(VideoPart(frames=precut(3), timestamps=times), spec, options)
 
 
+def pictures(count, kind="PNG", size=(32, 32)):
+    return tuple(picture_file(np.full((*size, 3), shade(i), np.uint8), kind) for i in range(count))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_encoded_pictures_are_the_frames_of_a_clip(spec, options, kind):
+    medium = read_video(VideoPart(pictures=pictures(3, kind), timestamps=(1.0, 1.5, 4.0)), spec, options)
+    assert frames_of(medium) == [0, 1, 2, 2]
+    assert medium.seen.timestamps == (1.0, 1.5, 4.0)
+    assert medium.seen.source_size == (32, 32)
+
+
+def test_encoded_pictures_equal_the_same_frames_as_arrays(spec, options):
+    encoded = read_video(VideoPart(pictures=pictures(5)), spec, options)
+    arrays = read_video(VideoPart(frames=precut(5)), spec, options)
+    assert encoded.digests == arrays.digests
+
+
+def test_of_many_pictures_only_those_kept_are_decoded(spec, options):
+    some = list(pictures(9))
+    some[4] = b"no picture"
+    assert frames_of(read_video(VideoPart(pictures=tuple(some), num_frames=2), spec, options)) == [0, 8]
+
+
+@pytest.mark.parametrize(
+    ("some", "said"),
+    [
+        ((), "no pictures"),
+        ((*pictures(2), b"no picture"), "picture 2 of the clip: this is not a picture"),
+        ((*pictures(1), *pictures(1, size=(32, 64))), "picture 1 of the clip is 64x32, the first 32x32"),
+        ((*pictures(1), b""), "picture 1 of the clip: the picture is empty"),
+    ],
+)
+def test_pictures_that_make_no_clip_are_named_by_their_place(spec, options, some, said):
+    with pytest.raises(MediaError, match=said):
+        read_video(VideoPart(pictures=some), spec, options)
+
+
+def test_pictures_of_a_clip_are_bounded_together(spec):
+    with pytest.raises(MediaError, match="bytes"):
+        read_video(VideoPart(pictures=pictures(4)), spec, MediaOptions(max_video_bytes=200))
+
+
 # ---------------------------------------------------------------- rules
 
 
@@ -287,3 +524,18 @@ def test_a_long_clip_shares_its_budget(spec, qwen2):
     assert many[0] * many[1] < few[0] * few[1]
     tokens = [n // 2 * h * w // 28**2 for n in (100, 768) for h, w in [clip_size(n, 1080, 1920, qwen2)]]
     assert max(tokens) <= 128_000 * 0.9
+
+
+def test_a_clip_that_fits_no_context_is_refused_before_it_is_decoded(qwen2, monkeypatch):
+    uncapped = replace(qwen2, frames=replace(qwen2.frames, cap=False))
+    monkeypatch.setattr(video, "decoded", lambda *_: pytest.fail("it was decoded"))
+    part = VideoPart(data=clip_file(300), fps=10.0, min_pixels=2_000_000)
+    with pytest.raises(MediaError, match="vision tokens"):
+        read_video(part, uncapped, MediaOptions())
+
+
+def test_frames_asked_for_by_number_are_all_there_at_a_variable_rate(spec):
+    times = [0.0, 0.1, 0.2, 5.0]
+    asked = {"fps": None, "num_frames": 4, "most": 768}
+    assert choose_frames(times, 0.6, spec, **asked) == [0, 1, 2, 3]
+    assert len(choose_frames(times, 0.6, spec, **asked | {"num_frames": 3})) <= 3
