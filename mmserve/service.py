@@ -6,8 +6,11 @@ import threading
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from mmserve.core.config import Config
 from mmserve.core.env import prepare_environment
@@ -15,15 +18,24 @@ from mmserve.core.errors import MMServeError
 from mmserve.core.messages import (
     ChatInput,
     FinishReason,
+    ImagePart,
+    PixelsWanted,
+    PreparedRequest,
+    Seen,
     TextLogprob,
     TextOutput,
     Timings,
     TokenLogprob,
     TokenOutput,
     Usage,
+    VideoPart,
 )
+from mmserve.core.metrics import Metrics, RequestWatch
 from mmserve.engine.detokenizer import Detokenizer, TokenBytes
 from mmserve.engine.loop import Delivery, EngineThread
+from mmserve.preprocess.cache import EarlyAnswers
+from mmserve.preprocess.desk import PrepareDesk
+from mmserve.preprocess.library import MediaLibrary
 
 if TYPE_CHECKING:
     from mmserve.preprocess.processor import Processor
@@ -47,9 +59,11 @@ class Service:
         self.model_name = config.model.served_model_name or _own_name(config.model.model)
         self.processor = processor
         self.spec: ProcessorSpec = processor.spec
-        self._workers = workers
+        self.metrics = Metrics(self.stats)
+        self._desk = _desk(config, workers, engine, self.metrics)
         self._engine = engine
         self._tokens = TokenBytes.from_json(processor.spec.tokenizer_json)
+        self.library = MediaLibrary(config.media.media_store_mib << 20, config.media.media_store_s)
 
     @classmethod
     def load(cls, config: Config) -> "Service":
@@ -82,8 +96,9 @@ class Service:
         return self._engine.alive
 
     def stats(self) -> dict[str, Any]:
-        """Counts and gauges of the engine (see ``Engine.stats``)."""
-        return self._engine.stats()
+        """Counts and gauges of the engine (see ``Engine.stats``), of preprocessing and of what callers have
+        stored. Each number has its line in ``core.figures.FIGURES``."""
+        return {**self._engine.stats(), **self._desk.stats(), **self.library.stats()}
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of ``text``, in which reserved tokens count."""
@@ -99,33 +114,55 @@ class Service:
         MMServeError when the request is refused or the engine dies. Closing or cancelling it frees all
         that the request held within a step.
         """
-        from mmserve.preprocess.workers import prepare
-
-        prepared = await prepare(self._workers, chat, self.processor.parts(chat))
-        async with aclosing(self.answer(prepared)) as outputs:
-            async for output in outputs:
-                yield output
-
-    async def answer(self, prepared: "Prepared") -> AsyncGenerator[TextOutput, None]:
-        """As ``generate``, of a request that is prepared already."""
-        inbox = Inbox()
-        answer = Answer(prepared, self._tokens)
-        self._engine.submit(prepared.request, inbox.deliver)
-        try:
-            while answer.finish_reason is None:
-                output = answer.add(await inbox.next())
-                if answer.ended_early:
-                    self._engine.abort(answer.request_id, inbox.deliver)
-                if output is not None:
+        with self.metrics.request() as watch:
+            async with aclosing(self._answer(chat, await self._desk.prepare(chat), watch)) as outputs:
+                async for output in outputs:
                     yield output
+
+    async def look(self, part: ImagePart | VideoPart) -> Seen:
+        """What the model would see of ``part``; MediaError if it cannot be seen."""
+        return (await self._desk.look(part)).seen
+
+    async def _answer(
+        self, chat: ChatInput, prepared: "Prepared", watch: RequestWatch
+    ) -> AsyncGenerator[TextOutput, None]:
+        answer = Answer(_without_items(prepared), self._tokens)
+        digests = [item.digest for item in prepared.request.items]
+        async with aclosing(self._outputs(chat, prepared.request)) as outputs:
+            del prepared  # the engine alone keeps the pixels, for as long as it needs them
+            async for output in outputs:
+                if output.token_ids:
+                    watch.tokens(output.timings)
+                    self._desk.encoded(digests)
+                    digests.clear()
+                piece = answer.add(output)
+                if answer.ended_early:
+                    await outputs.aclose()
+                if piece is not None:
+                    watch.said(piece)
+                    yield piece
+
+    async def _outputs(self, chat: ChatInput, request: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
+        """What the engine says to ``request``, which is aborted when this is closed before the end."""
+        inbox, ended = Inbox(), False
+        self._engine.submit(request, inbox.deliver)
+        del request
+        try:
+            while not ended:
+                delivery = await inbox.next()
+                if isinstance(delivery, PixelsWanted):
+                    self._engine.supply(chat.request_id, await self._desk.pixels(chat), inbox.deliver)
+                else:
+                    ended = delivery.finish_reason is not None
+                    yield delivery
         finally:
-            if answer.finish_reason is None:
-                self._engine.abort(answer.request_id, inbox.deliver)
+            if not ended:
+                self._engine.abort(chat.request_id, inbox.deliver)
 
     def close(self) -> None:
         """Abort what still runs and free the threads."""
         self._engine.stop()
-        closing = threading.Thread(target=lambda: asyncio.run(self._workers.close()))
+        closing = threading.Thread(target=lambda: asyncio.run(self._desk.close()))
         closing.start()  # on a thread, since the caller may stand in an event loop
         closing.join()
 
@@ -138,8 +175,8 @@ class Inbox:
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
         self.deliver = self._deliver  # one object, by which the engine knows its submission
 
-    async def next(self) -> TokenOutput:
-        """The next output; raises what was delivered in its place."""
+    async def next(self) -> TokenOutput | PixelsWanted:
+        """The next delivery; raises what was delivered in its place."""
         delivery = await self._deliveries.get()
         if isinstance(delivery, MMServeError):
             raise delivery
@@ -211,6 +248,16 @@ class Answer:
     def _shown(self, logprob: TokenLogprob) -> TextLogprob:
         top = tuple((self._tokens.raw(token), value) for token, value in logprob.top)
         return TextLogprob(self._tokens.raw(logprob.token_id), logprob.logprob, top)
+
+
+def _desk(config: Config, workers: "Workers", engine: EngineThread, metrics: Metrics) -> PrepareDesk:
+    cache = config.cache
+    answers = EarlyAnswers(cache.early_answers_mib << 20, cache.pixel_cache_mib << 20)
+    return PrepareDesk(workers, answers, engine.holds, metrics, max_items=config.media.max_items)
+
+
+def _without_items(prepared: "Prepared") -> "Prepared":
+    return replace(prepared, request=structs.replace(prepared.request, items=()))
 
 
 def _ended(timings: Timings | None) -> Timings | None:

@@ -1,73 +1,142 @@
-"""A bounded memory of what was computed."""
+"""Early answers: what media became, by the digest of their bytes and options, lest they be decoded twice."""
 
-import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
 
-from mmserve.core.errors import MMServeError
-from mmserve.preprocess.media import Medium
+import numpy as np
+import numpy.typing as npt
+
+from mmserve.core.digest import framed_digest
+from mmserve.preprocess.media import MediaPart, Medium, without_pixels
+
+Pixels = npt.NDArray[np.uint8]
+
+T = TypeVar("T")
+
+ENTRY_BYTES = 1024  # about what an answer takes beside its digests and times
+DIGEST_BYTES = 80  # a digest of 32 bytes, as Python keeps it
+TIME_BYTES = 32
 
 
-class MediumCache:
-    """Resized media by the digest of their bytes and options; least recently used goes first.
+def part_digest(part: MediaPart) -> bytes:
+    """The name of what ``part`` becomes: 32 bytes over its content and all of its options, each framed.
 
-    ``capacity`` bounds the pixels kept, in bytes. Who asks for a key that another thread is computing
-    waits for it, so the same new picture is decoded once. Failures are not kept.
+    Every field of the part counts but ``param``, which says where it stood, so that an option added later
+    cannot be forgotten here. It reads all bytes: about a millisecond a megabyte.
+    """
+    fields: list[bytes | str] = [type(part).__name__]
+    for name in part.__struct_fields__:
+        if name != "param":
+            fields += [name, _digest(getattr(part, name))]
+    return framed_digest(*fields)
+
+
+def _digest(value: object) -> bytes:
+    if isinstance(value, bytes):
+        return framed_digest("bytes", value)
+    if isinstance(value, np.ndarray):
+        shape = "x".join(map(str, value.shape))
+        return framed_digest("array", str(value.dtype), shape, np.ascontiguousarray(value).data)
+    if isinstance(value, tuple):
+        return framed_digest("tuple", *map(_digest, value))
+    return framed_digest("option", repr(value))
+
+
+class EarlyAnswers:
+    """Two bounded memories, the least recently used first to go from each. Safe from any thread.
+
+    *Answers*: media without their pixels, by the digest of what was sent; ``capacity`` bytes of books.
+    *Pixels*: those of items that the encoder does not hold yet, by item; ``pixel_capacity`` bytes. Whoever
+    sees that the encoder has an item drops its pixels.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.nbytes = self.hits = self.misses = 0
-        self._kept: OrderedDict[bytes, Medium] = OrderedDict()
-        self._pending: dict[bytes, Future[Medium]] = {}
+    def __init__(self, capacity: int, pixel_capacity: int) -> None:
+        self._answers: _Bounded[Medium] = _Bounded(capacity, _bookkeeping)
+        self._pixels: _Bounded[Pixels] = _Bounded(pixel_capacity, lambda pixels: pixels.nbytes)
         self._lock = threading.Lock()
 
-    def get(self, key: bytes, make: Callable[[], Medium]) -> tuple[Medium, bool]:
-        """The medium of ``key``, made if it is not there, and whether it was found."""
+    def find(self, key: bytes) -> Medium | None:
+        """The medium of ``key`` without its pixels."""
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                self.hits += 1
-                return found, True
-            pending = self._pending.get(key)
-            if pending is None:
-                mine = self._pending[key] = Future()
-                self.misses += 1
-        if pending is not None:
-            return _awaited(pending), True
-        return self._make(key, make, mine), False
+            return self._answers.find(key)
 
-    def _make(self, key: bytes, make: Callable[[], Medium], future: Future[Medium]) -> Medium:
-        try:
-            medium = make()
-        except BaseException as error:
-            with self._lock:
-                del self._pending[key]
-            future.set_exception(error)
-            raise
+    def pixels(self, digests: Iterable[bytes]) -> tuple[Pixels, ...] | None:
+        """The pixels of all items ``digests``, or None if any are gone."""
         with self._lock:
-            del self._pending[key]
-            self._keep(key, medium)
-        future.set_result(medium)
-        return medium
+            found = [self._pixels.find(digest) for digest in digests]
+        whole = tuple(pixels for pixels in found if pixels is not None)
+        return whole if len(whole) == len(found) else None
 
-    def _keep(self, key: bytes, medium: Medium) -> None:
-        if medium.nbytes > self.capacity:
+    def keep(self, key: bytes, medium: Medium, *, pixels: bool) -> None:
+        """Remember ``medium``, with its ``pixels`` or without."""
+        with self._lock:
+            self._answers.keep(key, without_pixels(medium))
+            for digest, array in zip(medium.digests, medium.pixels, strict=True) if pixels else ():
+                if array is not None:
+                    self._pixels.keep(digest, array)
+
+    def drop_pixels(self, digests: Iterable[bytes] | None = None) -> None:
+        """Forget the pixels of ``digests``, or all of them."""
+        with self._lock:
+            for digest in tuple(self._pixels) if digests is None else digests:
+                self._pixels.drop(digest)
+
+    def stats(self) -> dict[str, int]:
+        with self._lock:
+            return {
+                "early_answers": len(self._answers),
+                "early_answers_bytes": self._answers.nbytes,
+                "early_answers_hits": self._answers.hits,
+                "early_answers_misses": self._answers.misses,
+                "pixel_cache_bytes": self._pixels.nbytes,
+                "pixel_cache_hits": self._pixels.hits,
+                "pixel_cache_misses": self._pixels.misses,
+            }
+
+
+class _Bounded(Generic[T]):
+    """Values by digest, ``capacity`` bytes of them as ``size`` counts, least recently used first to go."""
+
+    def __init__(self, capacity: int, size: Callable[[T], int]) -> None:
+        self.capacity = capacity
+        self.nbytes = self.hits = self.misses = 0
+        self._size = size
+        self._kept: OrderedDict[bytes, T] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._kept)
+
+    def find(self, key: bytes) -> T | None:
+        value = self._kept.get(key)
+        if value is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._kept.move_to_end(key)
+        return value
+
+    def keep(self, key: bytes, value: T) -> None:
+        """What is larger than the whole bound is not kept."""
+        self.drop(key)
+        if self._size(value) > self.capacity:
             return
-        self._kept[key] = medium
-        self.nbytes += medium.nbytes
+        self._kept[key] = value
+        self.nbytes += self._size(value)
         while self.nbytes > self.capacity:
-            self.nbytes -= self._kept.popitem(last=False)[1].nbytes
+            self.drop(next(iter(self._kept)))
+
+    def drop(self, key: bytes) -> None:
+        value = self._kept.pop(key, None)
+        if value is not None:
+            self.nbytes -= self._size(value)
 
 
-def _awaited(pending: Future[Medium]) -> Medium:
-    """Another caller's result; its error is copied, since an error names its own caller's field."""
-    try:
-        return pending.result()
-    except MMServeError as error:
-        mine = copy.copy(error)
-        mine.param = None
-        raise mine from None
+def _bookkeeping(medium: Medium) -> int:
+    times = len(medium.timestamps) + len(medium.seen.timestamps)
+    said = sum(map(len, medium.seen.warnings))
+    return ENTRY_BYTES + DIGEST_BYTES * len(medium.digests) + TIME_BYTES * times + said

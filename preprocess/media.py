@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from mmserve.core.digest import framed_digest
-from mmserve.core.errors import MMServeError
-from mmserve.core.messages import ImagePart, VideoPart
+from mmserve.core.errors import MediaError, MMServeError
+from mmserve.core.messages import ChatInput, ImagePart, VideoPart
 from mmserve.core.messages import Seen as Seen
 from mmserve.preprocess.spec import ProcessorSpec
 
@@ -39,6 +39,21 @@ class Medium:
     @property
     def nbytes(self) -> int:
         return sum(p.nbytes for p in self.pixels if p is not None)
+
+
+def media_parts(chat: ChatInput, most: int) -> list[MediaPart]:
+    """The pictures and clips of a conversation, in order; MediaError when there are more than ``most``."""
+    found = [p for m in chat.messages for p in m.content if isinstance(p, ImagePart | VideoPart)]
+    if len(found) > most:
+        raise MediaError(
+            f"there are {len(found)} pictures and clips; at most {most} are allowed", param="messages"
+        )
+    return found
+
+
+def without_pixels(medium: Medium) -> Medium:
+    """All of ``medium`` that a prompt is laid out by."""
+    return replace(medium, pixels=(None,) * len(medium.pixels))
 
 
 def item_digest(pixels: np.ndarray, spec: ProcessorSpec) -> bytes:

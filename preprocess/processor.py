@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from mmserve.core.config import MediaOptions
-from mmserve.core.errors import MediaError
-from mmserve.core.messages import ChatInput, ImagePart, VideoPart
+from mmserve.core.messages import ChatInput
 from mmserve.preprocess.eye import Eye
-from mmserve.preprocess.media import MediaPart, Medium
+from mmserve.preprocess.media import MediaPart, Medium, media_parts
 from mmserve.preprocess.prompt import Prepared, to_prepared
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.work import Work
@@ -35,13 +34,7 @@ class Processor:
 
     def parts(self, chat: ChatInput) -> list[MediaPart]:
         """The pictures and clips of a conversation, in order; MediaError when there are too many."""
-        found = [p for m in chat.messages for p in m.content if isinstance(p, ImagePart | VideoPart)]
-        if len(found) > self.media.max_items:
-            raise MediaError(
-                f"there are {len(found)} pictures and clips; at most {self.media.max_items} are allowed",
-                param="messages",
-            )
-        return found
+        return media_parts(chat, self.media.max_items)
 
     def see(self, part: MediaPart, work: Work | None = None) -> Medium:
         """As ``Eye.see``."""

@@ -58,6 +58,12 @@ class CacheOptions(Section):
     page_size: int = option(16, "tokens of a KV page", low=1, high=256)
     kv_cache_mib: int = option(1024, "size of the KV pool in MiB", low=1)
     encoder_cache_mib: int = option(256, "size of the pool of encoded pictures in MiB", low=1)
+    early_answers_mib: int = option(
+        16, "memory for what pictures and clips became (sizes and digests, no pixels) in MiB", low=0
+    )
+    pixel_cache_mib: int = option(
+        128, "memory for resized pixels that the encoder does not have yet in MiB", low=0
+    )
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,8 @@ class MediaOptions(Section):
     fetch_urls: bool = option(True, "fetch http(s) media URLs (public addresses only)")
     fetch_timeout_s: float = option(20.0, "seconds for one media URL", low=0.1)
     allow_private_urls: bool = option(False, "also fetch from private and loopback addresses")
+    media_store_mib: int = option(512, "memory for media that callers send once or name, in MiB", low=1)
+    media_store_s: float = option(3600.0, "seconds that such media are kept after their last use", low=0.1)
     media_root: str | None = option(None, "folder under which file:// URLs may be read; none if not given")
 
     def __post_init__(self) -> None:

@@ -34,6 +34,16 @@ FIGURES: dict[str, Figure] = {
     "encoder_pool_evictions": Figure(
         "encoder_pool_evictions", "Encoded pictures dropped for room", "counter"
     ),
+    "preparing": Figure("requests_preparing", "Requests whose media and text are being prepared"),
+    "media_in_flight": Figure("media_in_flight", "Pictures and clips being decoded, or waiting for it"),
+    "media_shared": Figure("media_shared", "Waits for what another request was having decoded", "counter"),
+    "early_answers": Figure("early_answers", "Pictures and clips of which it is known what they become"),
+    "early_answers_bytes": Figure("early_answers_bytes", "Bytes of what is known of them"),
+    "early_answers_hits": Figure("cache_hits", _HITS, "counter", "early_answers"),
+    "early_answers_misses": Figure("cache_misses", _MISSES, "counter", "early_answers"),
+    "pixel_cache_bytes": Figure("pixel_cache_bytes", "Bytes of pixels kept until the encoder has them"),
+    "pixel_cache_hits": Figure("cache_hits", _HITS, "counter", "pixels"),
+    "pixel_cache_misses": Figure("cache_misses", _MISSES, "counter", "pixels"),
     "media_store_items": Figure("media_store_items", "Media that callers stored or named"),
     "media_store_bytes": Figure("media_store_bytes", "Bytes of media that callers stored or named"),
     "media_store_evicted": Figure("media_store_evicted", "Stored media dropped for room", "counter"),

@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from mmserve.core.errors import MMServeError
 from mmserve.core.figures import Figures
-from mmserve.core.messages import FinishReason, TextOutput, Timings, Usage
+from mmserve.core.messages import TextOutput, Timings, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -141,18 +141,11 @@ class RequestWatch:
             self._metrics.inter_token.observe(now - self._last)
         self._last = now
 
-    def ended(self, output: TextOutput) -> None:
-        """``output`` is the last one."""
-        self.outcome = _REASONS[output.finish_reason or "abort"]
-        self._metrics.usage(output.usage)
-
-
-_REASONS: dict[FinishReason, RequestOutcome] = {
-    "stop": "stop",
-    "length": "length",
-    "abort": "abort",
-    "error": "error",
-}
+    def said(self, output: TextOutput) -> None:
+        """``output`` goes out; if it is the last one, its tokens are counted and its reason kept."""
+        if output.finish_reason is not None:
+            self.outcome = output.finish_reason
+            self._metrics.usage(output.usage)
 
 
 def _outcome(error: BaseException) -> RequestOutcome:

@@ -45,7 +45,8 @@ def test_a_finished_request_is_counted_with_its_tokens_and_times(metrics):
         for _ in range(3):
             watch.tokens(timings)
         usage = Usage(20, 3, 8, image_tokens=6, video_tokens=4)
-        watch.ended(TextOutput(request_id="r", text="", finish_reason="stop", usage=usage))
+        watch.said(TextOutput(request_id="r", text="so far"))
+        watch.said(TextOutput(request_id="r", text="", finish_reason="stop", usage=usage))
     told = values(metrics)
     assert told["mmserve_requests_total", "stop"] == 1
     kinds = {kind: told["mmserve_prompt_tokens_total", kind] for kind in ("text", "image", "video", "cached")}
