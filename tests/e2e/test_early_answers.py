@@ -33,6 +33,7 @@ def ask(number=0, tokens=48, **options):
         request_id=uuid.uuid4().hex,
         messages=(Message("user", (part, TextPart("Describe this image."))),),
         sampling=SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True),
+        cache_salt=uuid.uuid4().hex,  # so that no prompt is cached, and each needs its picture's features
     )
 
 
