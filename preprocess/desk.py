@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -141,15 +141,20 @@ class PrepareDesk:
         )
 
 
-async def _together(jobs: Iterable[Awaitable[Medium]]) -> Sequence[Medium]:
+async def _together(jobs: Iterable[Coroutine[Any, Any, Medium]]) -> Sequence[Medium]:
     """The results of all ``jobs``; the first error gives up the others and is raised when they ended."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
+    tasks = [asyncio.create_task(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
+        del tasks  # an error holds this frame, and its task the error: no ring may keep a request's bytes
+
+
+async def _end(tasks: Sequence[asyncio.Task[Medium]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _key(part: MediaPart) -> bytes:

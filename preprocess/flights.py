@@ -66,6 +66,7 @@ class Flights(Generic[T]):
                 continue
             finally:
                 self._leave(key, flight)
+                del flight  # an error holds this frame, and the flight the error: no ring may keep both
 
     def _board(self, key: bytes, work: Callable[[], Coroutine[Any, Any, T]]) -> tuple[Flight[T], bool]:
         with self._lock:

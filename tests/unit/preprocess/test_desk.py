@@ -1,14 +1,17 @@
 """The desk: what is answered early, what is decoded, and for whom."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from helpers.media_files import clip_file, picture_file
 
-from mmserve.core.errors import MediaError, MediaTimeout
+from mmserve.core.errors import MediaError, MediaTimeout, MMServeError
 from mmserve.core.messages import ChatInput, ImagePart, Message, SamplingParams, TextPart, VideoPart
 from mmserve.core.metrics import Metrics
 from mmserve.preprocess import desk as desk_module
@@ -276,3 +279,24 @@ async def test_stages_are_observed_once_for_what_is_done_once(desk, workers):
         assert f'mmserve_stage_seconds_count{{stage="template"}} {templates}.0' in text
     assert 'mmserve_media_total{kind="image",outcome="decoded"} 1.0' in told
     assert 'mmserve_media_total{kind="image",outcome="cached"} 1.0' in told
+
+
+async def test_an_error_keeps_nothing_of_its_request_alive(desk, workers):
+    """Also not until the cycle collector comes by: the bytes of bad requests would pile up."""
+    array = np.zeros((64, 64, 3), np.uint8)
+    alive = weakref.ref(array)
+    gc.collect()
+    gc.disable()
+    try:
+        await refused(desk, ImagePart(pixels=array, min_pixels=-1))
+        workers.seen.clear()
+        del array
+        await settle()
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+async def refused(desk, part):
+    with suppress(MMServeError):
+        await desk.prepare(chat(part))
