@@ -12,6 +12,7 @@ from mmserve.preprocess.decoding import STARTS_ANEW, decoded
 from mmserve.preprocess.reading import Packets
 
 FALLBACK_RATE = 25.0  # frames a second where the file does not say
+MOST_PACKETS = 1 << 20  # eleven hours at 25 frames a second; an index may promise far more in a few bytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def _packet_times(container: Any, stream: Any, check: Callable[[], None]) -> tup
     shown: list[int] = []
     context = stream.codec_context
     anew = context.name in STARTS_ANEW or context.codec.intra_only
-    for _, packet in packets(container, stream, [], check):  # a truncated tail: what was read is the clip
+    for number, packet in packets(container, stream, [], check):  # where it breaks off, the clip ends
+        _check_count(number)
         if packet.pts is None:
             return [], None
         times.append(packet.pts)
@@ -69,7 +71,9 @@ def _frame_keys(source: Source, check: Callable[[], None]) -> list[int]:
     """Of all frames, decoded to count them."""
     with source.open() as container:
         frames = decoded(container, source.stream(container), None, [], check)
-        return sorted({key for key, _ in frames})
+        keys = {key for key, _ in frames}
+    _check_count(len(keys))
+    return sorted(keys)
 
 
 def _is_shown(stream: Any, packet: Any) -> bool:
@@ -79,9 +83,16 @@ def _is_shown(stream: Any, packet: Any) -> bool:
 
 def _cut_off(source: Source, stream: Any) -> tuple[str, ...]:
     """A file whose index outlives its data."""
-    ends = [entry.pos + entry.size for entry in stream.index_entries]
-    missing = sum(end > len(source.data) for end in ends)
-    return (f"the file is cut off: {missing} of {len(ends)} indexed packets are missing",) if missing else ()
+    index = stream.index_entries
+    _check_count(len(index))
+    inside = (at for at in reversed(range(len(index))) if index[at].pos + index[at].size <= len(source.data))
+    missing = len(index) - 1 - next(inside, -1)
+    return (f"the file is cut off: {missing} of {len(index)} indexed packets are missing",) if missing else ()
+
+
+def _check_count(packets: int) -> None:
+    if packets > MOST_PACKETS:
+        raise MediaError(f"the video has more than {MOST_PACKETS} packets, the most that is allowed")
 
 
 def _is_timed(keys: list[int]) -> bool:

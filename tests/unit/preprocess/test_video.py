@@ -1,5 +1,6 @@
 """Clips made here, frame i of grey ``shade(i)``: what is kept, and when it was."""
 
+import struct
 from dataclasses import replace
 from fractions import Fraction
 
@@ -26,6 +27,7 @@ from mmserve.core.messages import VideoPart
 from mmserve.preprocess import video
 from mmserve.preprocess.budget import clip_size
 from mmserve.preprocess.sampling import choose_frames, frame_count, frame_indices, nearest_frames
+from mmserve.preprocess.timeline import MOST_PACKETS
 from mmserve.preprocess.video import read_video
 
 
@@ -196,6 +198,18 @@ def test_a_file_that_was_cut_off_says_how_much_is_missing(spec, options):
     assert "cut off" in medium.seen.warnings[0]
     whole = read_video(VideoPart(data=data, fps=10.0), spec, options)
     assert whole.seen.warnings == ()
+
+
+def test_an_index_that_promises_millions_of_packets_is_refused(spec, options):
+    """A table of equal sizes takes twelve bytes however long it is (ISO 14496-12, stsz, stts, stsc)."""
+    data = bytearray(clip_file(3, options={"movflags": "faststart"}))
+    many = struct.pack(">I", MOST_PACKETS + 9)
+    sizes, times, chunks = (data.index(name) for name in (b"stsz", b"stts", b"stsc"))
+    data[sizes + 8 : sizes + 16] = struct.pack(">I", 1) + many
+    data[times + 12 : times + 16] = many
+    data[chunks + 16 : chunks + 20] = many
+    with pytest.raises(MediaError, match="packets"):
+        read_video(VideoPart(data=bytes(data)), spec, options)
 
 
 def test_a_file_without_its_index_says_so(spec, options):
