@@ -8,7 +8,17 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from mmserve.core.errors import MMServeError
-from mmserve.core.messages import ChatInput, TextLogprob, TextOutput, Timings, Usage
+from mmserve.core.messages import (
+    ChatInput,
+    ImagePart,
+    Seen,
+    TextLogprob,
+    TextOutput,
+    Timings,
+    Usage,
+    VideoPart,
+)
+from mmserve.preprocess.library import MediaLibrary
 
 
 class Generator(Protocol):
@@ -16,10 +26,12 @@ class Generator(Protocol):
 
     model_name: str
     spec: Any
+    library: MediaLibrary
 
     @property
     def ready(self) -> bool: ...
     def generate(self, chat: ChatInput) -> AsyncGenerator[TextOutput, None]: ...
+    async def look(self, part: ImagePart | VideoPart) -> Seen: ...
 
 
 Numbered = tuple[int, TextOutput]
@@ -83,12 +95,14 @@ class Answer(Struct):
     finish_reason: str | None = None
     usage: Usage = Usage()
     timings: Timings | None = None
+    media: tuple[Seen, ...] = ()
 
     def add(self, output: TextOutput) -> None:
         self.logprobs += output.logprobs or ()
         self.finish_reason = output.finish_reason
         self.usage = output.usage
         self.timings = output.timings or self.timings
+        self.media = output.media or self.media
 
 
 async def collect(outputs: AsyncGenerator[Numbered, None], count: int) -> list[Answer]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from mmserve.chat_format import MediaRef, media_refs, parse_messages
+from mmserve.chat_format import Loaded, MediaRef, media_refs, parse_messages
 from mmserve.core.config import BUNDLED_MODEL, Config
 from mmserve.core.errors import EngineDead, InvalidRequest, MediaError, MMServeError
 from mmserve.core.messages import (
@@ -172,14 +172,14 @@ class LLM:
         blobs = await asyncio.gather(*map(self._read, refs))
         return parse_messages(messages, dict(zip(refs, blobs, strict=True)).__getitem__)
 
-    async def _read(self, ref: MediaRef) -> bytes:
+    async def _read(self, ref: MediaRef) -> Loaded:
         """The caller is the user of this machine: beside URLs, any path may be read."""
         from mmserve.media import fetch_media
 
-        if ref.source.startswith(_URLS):
+        if ref.source is None or ref.source.startswith(_URLS):
             return await fetch_media(ref, self.config.media)
         try:
-            return await asyncio.to_thread(Path(ref.source).expanduser().read_bytes)
+            return Loaded(await asyncio.to_thread(Path(ref.source).expanduser().read_bytes))
         except OSError as error:
             raise MediaError(f"cannot read {ref.source}: {error.strerror}", param=ref.param) from None
 

@@ -52,14 +52,14 @@ async def media(source: str, limits: MediaOptions) -> "ImagePart | VideoPart":
     return media_part(data, source)
 
 
-async def _bytes(source: str, limits: MediaOptions) -> bytes:
+async def _bytes(source: str, limits: MediaOptions) -> bytes | tuple[bytes, ...]:
     if source == STDIN:
         return await asyncio.to_thread(sys.stdin.buffer.read)
     if is_url(source):
         from mmserve.chat_format import MediaRef
         from mmserve.media import fetch_media
 
-        return await fetch_media(MediaRef("video", source, source), limits)  # the larger limit
+        return (await fetch_media(MediaRef("video", source, source), limits)).data  # the larger limit
     try:
         return await asyncio.to_thread(Path(source).expanduser().read_bytes)
     except OSError as error:

@@ -7,6 +7,7 @@ cannot exist without being checked and documented.
 
 import argparse
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, get_args, get_type_hints
 from mmserve.core.errors import ConfigError
 
 BUNDLED_MODEL = "mmserve/tiny-vl"
+_HOST_NAMES = re.compile(r"\s*[\w-]+(\.[\w-]+)*\s*(,\s*[\w-]+(\.[\w-]+)*\s*)*", re.ASCII)
 
 
 def option(
@@ -115,7 +117,12 @@ class MediaOptions(Section):
     max_items: int = option(64, "pictures and clips in one request", low=1)
     background: str = option("white", "colour under transparent pixels: a name or #rrggbb")
     fetch_urls: bool = option(True, "fetch http(s) media URLs (public addresses only)")
+    fetch_domains: str | None = option(
+        None, "only fetch from these hosts and their sub-domains, separated by commas; from all if not given"
+    )
     fetch_timeout_s: float = option(20.0, "seconds for one media URL", low=0.1)
+    fetch_idle_s: float = option(5.0, "seconds that the host of a media URL may stay silent", low=0.1)
+    max_fetches: int = option(32, "media URLs fetched at once; more wait", low=1)
     allow_private_urls: bool = option(False, "also fetch from private and loopback addresses")
     media_store_mib: int = option(512, "memory for media that callers send once or name, in MiB", low=1)
     media_store_s: float = option(3600.0, "seconds that such media are kept after their last use", low=0.1)
@@ -127,6 +134,11 @@ class MediaOptions(Section):
             raise ConfigError(
                 "allow_private_urls contradicts fetch_urls being off", param="allow_private_urls"
             )
+        if self.fetch_domains is not None and not _HOST_NAMES.fullmatch(self.fetch_domains):
+            raise ConfigError(
+                f"fetch_domains must be host names separated by commas, not {self.fetch_domains!r}",
+                param="fetch_domains",
+            )
         if self.media_root is not None and not Path(self.media_root).is_dir():
             raise ConfigError(f"media_root must be a folder, not {self.media_root!r}", param="media_root")
 
@@ -137,6 +149,9 @@ class ServerOptions(Section):
     port: int = option(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
     api_key: str | None = option(None, "clients must send it as a bearer token")
     max_request_bytes: int = option(256 << 20, "largest request body in bytes", low=1)
+    body_idle_s: float = option(
+        30.0, "seconds that a client may take for a request's head, and stay silent in its body", low=0.1
+    )
     drain_s: int = option(30, "seconds that running requests get to finish when the server stops", low=0)
 
 

@@ -9,7 +9,8 @@ from fastapi import FastAPI
 from mmserve import __version__
 from mmserve.core.config import Config
 from mmserve.generation import Generator
-from mmserve.server import captions, chat, errors, health, metrics, models
+from mmserve.media import MediaDesk
+from mmserve.server import captions, chat, errors, health, library, metrics, models
 from mmserve.server.door import Door
 from mmserve.server.health import Readiness
 from mmserve.server.schema import describe_bodies
@@ -17,24 +18,29 @@ from mmserve.server.schema import describe_bodies
 
 def create_app(service: Generator, config: Config) -> FastAPI:
     """The application over a loaded ``service``; the caller closes the service after the server ended."""
-    app = FastAPI(title="mmserve", version=__version__, lifespan=_proving)
+    app = FastAPI(title="mmserve", version=__version__, lifespan=_living)
     app.state.service = service
     app.state.config = config
     app.state.readiness = Readiness(service)
-    for part in (chat, captions, models, health, metrics):
+    app.state.desk = MediaDesk(config.media, service.library)
+    for part in (chat, captions, library, models, health, metrics):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)
-    app.add_middleware(Door, api_key=config.server.api_key, max_request_bytes=config.server.max_request_bytes)
+    app.add_middleware(Door, options=config.server)
     return app
 
 
 @asynccontextmanager
-async def _proving(app: FastAPI) -> AsyncIterator[None]:
-    """While the application runs, and until it has been proved ready, the probe picture is on its way."""
+async def _living(app: FastAPI) -> AsyncIterator[None]:
+    """While the application runs, and until it has been proved ready, the probe picture is on its way.
+
+    The desk's connections are closed at the end.
+    """
     probe = asyncio.create_task(app.state.readiness.prove())
     try:
         yield
     finally:
         probe.cancel()
         await asyncio.gather(probe, return_exceptions=True)
+        await app.state.desk.close()

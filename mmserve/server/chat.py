@@ -12,10 +12,12 @@ from starlette.responses import Response
 
 from mmserve.core.messages import ChatInput, Message, SamplingParams, TextLogprob, Timings, Usage
 from mmserve.generation import Answer, Generator, collect, generate
+from mmserve.media import MediaDesk
 from mmserve.server.attend import attended
 from mmserve.server.conversation import conversation
 from mmserve.server.models import check_model
 from mmserve.server.protocol import ChatRequest, read_json
+from mmserve.server.report import media_body
 from mmserve.server.sampling import sampling_params
 from mmserve.server.stream import EventStream
 from mmserve.server.usage import timings_body, usage_body
@@ -31,7 +33,7 @@ async def chat_completions(request: Request) -> Response:
     state = request.app.state
     check_model(state.service, wanted.model)
     wanted.check()
-    job = ChatJob(state.service, wanted, state.config.media, request.scope["started"])
+    job = ChatJob(state.service, state.desk, wanted, request.scope["owner"], request.scope["started"])
     if wanted.stream:
         return EventStream(job.events())
     body = await attended(request.receive, job.complete())
@@ -41,8 +43,13 @@ async def chat_completions(request: Request) -> Response:
 class ChatJob:
     """One chat completion request, to be answered whole or as a stream."""
 
-    def __init__(self, service: Generator, wanted: ChatRequest, media: Any, started: float) -> None:
-        self.service, self.wanted, self.media, self.started = service, wanted, media, started
+    def __init__(
+        self, service: Generator, desk: MediaDesk, wanted: ChatRequest, owner: str, started: float
+    ) -> None:
+        self.service, self.desk, self.wanted = service, desk, wanted
+        self.owner, self.started = owner, started
+        self.defaults = wanted.media_options()
+        self.include = wanted.include or []
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.count = wanted.n or 1
@@ -54,7 +61,8 @@ class ChatJob:
         )
 
     async def complete(self) -> dict[str, Any]:
-        outputs = generate(self.service, await self._chats())
+        chats = await self._chats()
+        outputs = generate(self.service, chats)
         answers = await collect(outputs, self.count)
         return {
             "id": self.id,
@@ -64,30 +72,43 @@ class ChatJob:
             "choices": [_choice(i, answer, self.wanted.logprobs) for i, answer in enumerate(answers)],
             "usage": usage_body([answer.usage for answer in answers]),
             "timings": timings_body(answers[0].timings, self.started),
+            **media_body(chats[0].messages, answers[0].media, self.include),
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The stream's SSE events: for each choice its role, text and reason to end; last the usage."""
+        """The stream's SSE events: for each choice its role, text and reason to end; last the usage.
+
+        What was seen of the media comes with the usage; where neither was asked for, warnings come with
+        the reason to end.
+        """
         chunks = Chunks(self.id, self.created, self.service.model_name, self.wanted.include_usage)
         usages, begun = [Usage()] * self.count, [False] * self.count
         timings: list[Timings | None] = [None] * self.count
-        async with aclosing(generate(self.service, await self._chats())) as outputs:
+        seen: dict[str, Any] = {}
+        chats = await self._chats()
+        async with aclosing(generate(self.service, chats)) as outputs:
             async for index, output in outputs:
                 data = b"" if begun[index] else chunks.role(index)
                 begun[index] = True
                 if output.text or output.logprobs:
                     data += chunks.text(index, output.text, output.logprobs)
                 if output.finish_reason:
-                    data += chunks.end(index, output.finish_reason)
+                    seen = media_body(chats[index].messages, output.media, self.include)
+                    data += chunks.end(index, output.finish_reason, {} if self._has_last else seen)
                 usages[index], timings[index] = output.usage, output.timings or timings[index]
                 if data:
                     yield data
-        if self.wanted.include_usage:
-            yield chunks.usage(usages, timings_body(timings[0], self.started))
+        if self._has_last:
+            yield chunks.last(usages, timings_body(timings[0], self.started), seen)
+
+    @property
+    def _has_last(self) -> bool:
+        """Whether the stream ends with a chunk that is no choice's."""
+        return self.wanted.include_usage or bool(self.include)
 
     async def _chats(self) -> list[ChatInput]:
         wanted = self.wanted
-        messages = await conversation(wanted.messages, self.media, wanted.mm_processor_kwargs)
+        messages = await conversation(wanted.messages, self.desk, self.owner, self.defaults)
         return [self._chat(messages, i) for i in range(self.count)]
 
     def _chat(self, messages: tuple[Message, ...], index: int) -> ChatInput:
@@ -119,12 +140,13 @@ class Chunks:
         details = encode(logprobs_body(logprobs)) if logprobs else b"null"
         return self._event(index, b'{"content":%b}' % encode(text), details, b"null")
 
-    def end(self, index: int, reason: str) -> bytes:
-        return self._event(index, b"{}", b"null", encode(reason))
+    def end(self, index: int, reason: str, more: dict[str, Any]) -> bytes:
+        event = self._event(index, b"{}", b"null", encode(reason))
+        return event if not more else event.removesuffix(b"}\n\n") + b"," + encode(more)[1:] + b"\n\n"
 
-    def usage(self, usages: Sequence[Usage], timings: dict[str, float | None]) -> bytes:
-        parts = b'],"usage":%b,"timings":%b}\n\n' % (encode(usage_body(usages)), encode(timings))
-        return self.head + parts
+    def last(self, usages: Sequence[Usage], timings: dict[str, float | None], more: dict[str, Any]) -> bytes:
+        fields = {"usage": usage_body(usages), "timings": timings, **more}
+        return self.head + b"]," + encode(fields)[1:] + b"\n\n"
 
     def _event(self, index: int, delta: bytes, logprobs: bytes, reason: bytes) -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}'

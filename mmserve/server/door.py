@@ -12,12 +12,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mmserve.core.config import ServerOptions
+from mmserve.core.digest import framed_digest
 from mmserve.core.errors import MMServeError, PayloadTooLarge, Unauthorized
-from mmserve.server.errors import error_response, told
+from mmserve.server.errors import RequestTimeout, error_response, told
 
 access = logging.getLogger("mmserve.access")
 log = logging.getLogger("mmserve.server")
 
+LEAST_RATE = 4096  # bytes a second of a body; slower ones only hold a place
 DRAIN_S = 2.0  # a refused client may still be sending; reading on lets it see the answer
 _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -25,15 +28,17 @@ _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class Door:
     """ASGI middleware. Health checks and metrics need no key; everything else does if one is set."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, max_request_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self.app = app
-        self.api_key = api_key
-        self.max_request_bytes = max_request_bytes
+        self.options = options
+        self.api_key = options.api_key
+        self.owner = owner_of(options.api_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        visit = Visit(scope, receive, send, self.max_request_bytes)
+        visit = Visit(scope, receive, send, self.options)
+        scope["owner"] = self.owner
         try:
             self._admit(scope)
             visit.check_announced_size()
@@ -68,8 +73,9 @@ class Door:
 class Visit:
     """One request on its way through the door, and what the access log will say of it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        self.scope, self._receive, self._send, self.limit = scope, receive, send, limit
+    def __init__(self, scope: Scope, receive: Receive, send: Send, options: ServerOptions) -> None:
+        self.scope, self._receive, self._send = scope, receive, send
+        self.limit, self.idle_s = options.max_request_bytes, options.body_idle_s
         self.headers = Headers(scope=scope)
         self.id = scope["request_id"] = request_id(self.headers.get("x-request-id"))
         self.started = scope["started"] = time.monotonic()
@@ -78,13 +84,25 @@ class Visit:
         self.unread = True
 
     async def receive(self) -> Message:
-        """The next message of the body; PayloadTooLarge as soon as it passes the limit."""
-        message = await self._next()
+        """The next message of the body; PayloadTooLarge or RequestTimeout as soon as it passes a limit."""
+        message = await self._in_time() if self.unread else await self._next()
         self.received += len(message.get("body", b""))
         if self.received > self.limit:
             await self._drain()
             raise self._too_large()
         return message
+
+    async def _in_time(self) -> Message:
+        """The next message, within the silence that is allowed and the least rate of the whole."""
+        due = self.started + self.idle_s + self.received / LEAST_RATE
+        try:
+            async with asyncio.timeout(min(self.idle_s, due - time.monotonic())):
+                return await self._next()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"the request body did not arrive in time: no silence over {self.idle_s:g} s, and"
+                f" {LEAST_RATE} bytes a second"
+            ) from None
 
     async def _next(self) -> Message:
         message = await self._receive()
@@ -138,6 +156,11 @@ class Visit:
 def _watching(path: str) -> bool:
     """Whether it is asked by what watches over the server, every few seconds and without a key."""
     return path.startswith("/health/") or path == "/metrics"
+
+
+def owner_of(api_key: str | None) -> str:
+    """Whose the media is that comes with ``api_key``: a name that does not give the key away."""
+    return "anonymous" if api_key is None else framed_digest("owner", api_key).hex()
 
 
 def request_id(wanted: str | None) -> str:

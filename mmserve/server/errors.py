@@ -27,6 +27,11 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
+class RequestTimeout(InvalidRequest):
+    status = 408
+    code = "request_timeout"
+
+
 class UnsupportedMediaType(InvalidRequest):
     status = 415
     code = "unsupported_media_type"

@@ -5,6 +5,7 @@ never silently dropped.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -12,9 +13,11 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 
 from mmserve.core.errors import InvalidRequest
+from mmserve.media_options import Kind, Options, request_options
 from mmserve.server.errors import UnsupportedMediaType
 
 TEXT_FORMATS = {None, "text"}
+INCLUDABLE = ("media",)
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -54,15 +57,6 @@ class ResponseFormat(Struct, kw_only=True):
     type: str | None = None
 
 
-class MediaDefaults(Struct, kw_only=True, forbid_unknown_fields=True):
-    """``mm_processor_kwargs``: applied to every picture or clip that does not set the same beside it."""
-
-    min_pixels: Positive | None = None
-    max_pixels: Positive | None = None
-    fps: Annotated[float, Meta(gt=0)] | None = None
-    num_frames: Positive | None = None
-
-
 class ChatRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -76,7 +70,9 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: MediaDefaults | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    include: list[str] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     response_format: ResponseFormat | None = None
@@ -97,25 +93,47 @@ class ChatRequest(SamplingFields, kw_only=True):
             raise _unsupported("response_format", f"the format {self.response_format.type!r}")
         if set(self.modalities or ()) - {"text"}:
             raise _unsupported("modalities", "an answer other than text")
+        check_include(self.include)
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    def media_options(self) -> dict[Kind, Options]:
+        """What the request asks for every picture, and for every clip, that says nothing itself."""
+        return request_options(self.mm_processor_kwargs, self.media_io_kwargs)
 
-class CaptionRequest(SamplingFields, kw_only=True):
-    """Body of POST /v1/captions, as JSON or as the plain fields of a form."""
+
+class MediaFields(Struct, kw_only=True):
+    """One picture or clip of a body, and what is asked of it."""
 
     image_url: Any = None
     image: str | None = None
     video_url: Any = None
     video: str | None = None
+    media_id: str | None = None
+    min_pixels: Positive | None = None
+    max_pixels: Positive | None = None
+    detail: str | None = None
+    rgba_background_color: list[int] | None = None
+    fps: Annotated[float, Meta(gt=0)] | None = None
+    num_frames: Positive | None = None
+    timestamps: list[float] | None = None
+
+
+class CaptionRequest(SamplingFields, kw_only=True):
+    """Body of POST /v1/captions beside the fields of the picture or clip itself."""
+
     prompt: str | None = None
     model: str | None = None
     stream: bool | None = None
+    include: list[str] | str | None = None
+
+    def includes(self) -> list[str]:
+        return self.include.split(",") if isinstance(self.include, str) else self.include or []
 
 
-Body = TypeVar("Body", bound=Struct)
+Body = TypeVar("Body")
 
 
 async def read_json(request: Request, kind: type[Body]) -> Body:
@@ -135,12 +153,21 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest(f"the body is not valid JSON: {e}", code="invalid_json") from None
 
 
-def convert(fields: dict[str, str], kind: type[Body]) -> Body:
-    """The fields of a form, which are all text, as a ``kind``."""
+def convert(fields: Mapping[str, Any], kind: type[Body], *, strict: bool = True) -> Body:
+    """The plain fields of a body as a ``kind``; not ``strict`` those of a form, which are all text."""
     try:
-        return msgspec.convert(fields, kind, strict=False)
+        return msgspec.convert(fields, kind, strict=strict, str_keys=True)
     except msgspec.ValidationError as e:
         raise _invalid(str(e)) from None
+
+
+def check_include(wanted: Sequence[str] | None) -> None:
+    """InvalidRequest for what an answer cannot carry."""
+    for name in wanted or ():
+        if name not in INCLUDABLE:
+            raise InvalidRequest(
+                f"include takes {', '.join(INCLUDABLE)}; not {name[:100]!r}", param="include"
+            )
 
 
 def _invalid(message: str) -> InvalidRequest:

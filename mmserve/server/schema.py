@@ -6,12 +6,15 @@ import msgspec
 from fastapi import FastAPI
 from msgspec import Struct
 
-from mmserve.server.protocol import CaptionRequest, ChatRequest
+from mmserve.server.protocol import CaptionRequest, ChatRequest, MediaFields
 
 REF = "#/components/schemas/{name}"
-BODIES: dict[str, dict[str, type[Struct]]] = {
-    "/v1/chat/completions": {"application/json": ChatRequest},
-    "/v1/captions": {"application/json": CaptionRequest, "multipart/form-data": CaptionRequest},
+JSON, FORM = "application/json", "multipart/form-data"
+# The fields of a body stand in one struct or in several.
+BODIES: dict[str, tuple[tuple[str, ...], tuple[type[Struct], ...]]] = {
+    "/v1/chat/completions": ((JSON,), (ChatRequest,)),
+    "/v1/captions": ((JSON, FORM), (CaptionRequest, MediaFields)),
+    "/v1/media": ((JSON, FORM), (MediaFields,)),
 }
 
 
@@ -28,13 +31,12 @@ def describe_bodies(app: FastAPI) -> None:
 
 
 def _with_bodies(document: dict[str, Any]) -> dict[str, Any]:
-    kinds = sorted({kind for kinds in BODIES.values() for kind in kinds.values()}, key=lambda k: k.__name__)
+    kinds = sorted({kind for _, kinds in BODIES.values() for kind in kinds}, key=lambda k: k.__name__)
     _, components = msgspec.json.schema_components(kinds, ref_template=REF)
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
-    for path, kinds_of in BODIES.items():
-        content = {
-            media_type: {"schema": {"$ref": REF.format(name=kind.__name__)}}
-            for media_type, kind in kinds_of.items()
-        }
+    for path, (media_types, parts) in BODIES.items():
+        refs = [{"$ref": REF.format(name=kind.__name__)} for kind in parts]
+        schema = refs[0] if len(refs) == 1 else {"allOf": refs}
+        content = {media_type: {"schema": schema} for media_type in media_types}
         document["paths"][path]["post"]["requestBody"] = {"required": True, "content": content}
     return document

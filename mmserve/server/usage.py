@@ -7,7 +7,10 @@ from mmserve.core.messages import Timings, Usage
 
 
 def usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
-    """OpenAI's usage of one request with ``len(usages)`` choices; the prompt is counted once."""
+    """OpenAI's usage of one request with ``len(usages)`` choices; the prompt is counted once.
+
+    Text, image and video tokens add up to the prompt; the cached ones are of those, not beside them.
+    """
     prompt, completion = usages[0], sum(u.completion_tokens for u in usages)
     return {
         "prompt_tokens": prompt.prompt_tokens,
@@ -15,6 +18,7 @@ def usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
         "total_tokens": prompt.prompt_tokens + completion,
         "prompt_tokens_details": {
             "cached_tokens": prompt.cached_tokens,
+            "text_tokens": prompt.prompt_tokens - prompt.image_tokens - prompt.video_tokens,
             "image_tokens": prompt.image_tokens,
             "video_tokens": prompt.video_tokens,
         },

@@ -8,9 +8,19 @@ from types import SimpleNamespace
 from PIL import Image, UnidentifiedImageError
 
 from mmserve.core.errors import ContextLengthExceeded, MediaError
-from mmserve.core.messages import ImagePart, TextLogprob, TextOutput, TextPart, Timings, Usage, VideoPart
+from mmserve.core.messages import (
+    ImagePart,
+    Seen,
+    TextLogprob,
+    TextOutput,
+    TextPart,
+    Timings,
+    Usage,
+    VideoPart,
+)
 from mmserve.core.metrics import Metrics
 from mmserve.engine.limits import check_sampling
+from mmserve.preprocess.library import MediaLibrary
 
 ANSWER = ["A ", "red ", "circle ", "on ", "blue ", "— 🎨."]
 STEP_S = 0.005
@@ -28,12 +38,18 @@ class FakeService:
         self.seen = []
         self.most_running = 0
         self.metrics = Metrics(self.stats)
+        self.library = MediaLibrary(1 << 20, 3600)
+        self.looked = 0
 
     def stats(self):
         return {"running": self.running}
 
     def close(self):
         self.ready = False
+
+    async def look(self, part):
+        self.looked += 1
+        return _seen(part)
 
     async def generate(self, chat):
         self.seen.append(chat)
@@ -64,6 +80,7 @@ class FakeService:
                     finish_reason=end,
                     usage=_usage(chat, number),
                     timings=Timings(arrived, arrived, arrived, first, time.monotonic() if end else None),
+                    media=tuple(map(_seen, _media(chat))) if end else (),
                 )
         finally:
             self.running -= 1
@@ -78,16 +95,30 @@ def _words(question):
 def _prepared(chat):
     """The question's text; pictures that cannot be read are errors, as in the real service."""
     parts = [part for message in chat.messages for part in message.content]
-    for part in parts:
-        if isinstance(part, ImagePart) and part.data is not None:
-            try:
-                Image.open(io.BytesIO(part.data)).load()
-            except (UnidentifiedImageError, OSError):
-                raise MediaError("not a picture that can be read", param=part.param) from None
+    for part in _media(chat):
+        _seen(part)
     question = " ".join(part.text for part in parts if isinstance(part, TextPart))
     if len(question) > 5000:
         raise ContextLengthExceeded("the prompt has 6000 tokens; at most 2048 fit", param="messages")
     return question
+
+
+def _media(chat):
+    return [p for m in chat.messages for p in m.content if isinstance(p, ImagePart | VideoPart)]
+
+
+def _seen(part):
+    if isinstance(part, VideoPart):
+        warnings = ("the tail is missing",) if part.data == b"cut" else ()
+        return Seen("video", "fake", (48, 64), (32, 32), (2, 2), 8, timestamps=(0.0, 0.5), warnings=warnings)
+    if part.data is None:
+        return Seen("image", "RGB", part.pixels.shape[:2], (32, 32), (4, 4), 4)
+    try:
+        with Image.open(io.BytesIO(part.data)) as image:
+            image.load()
+            return Seen("image", image.format, image.size[::-1], (32, 32), (4, 4), 4)
+    except (UnidentifiedImageError, OSError):
+        raise MediaError("not a picture that can be read", param=part.param) from None
 
 
 def _logprobs(word, count):
@@ -98,7 +129,7 @@ def _logprobs(word, count):
 
 
 def _usage(chat, completion):
-    parts = [part for message in chat.messages for part in message.content]
-    images = 4 * sum(isinstance(part, ImagePart) for part in parts)
-    videos = 8 * sum(isinstance(part, VideoPart) for part in parts)
+    seen = [_seen(part) for part in _media(chat)]
+    images = sum(s.tokens for s in seen if s.kind == "image")
+    videos = sum(s.tokens for s in seen if s.kind == "video")
     return Usage(10 + images + videos, completion, 3, images, videos)

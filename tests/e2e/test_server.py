@@ -278,7 +278,10 @@ BAD_FIELDS = [
     ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "messages[0].content[0].type"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [{}]}, "tools"),
-    ({"mm_processor_kwargs": {"maxpixels": 3}}, "mm_processor_kwargs"),
+    ({"mm_processor_kwargs": {"maxpixels": 3}}, "mm_processor_kwargs.maxpixels"),
+    ({"mm_processor_kwargs": {"images_kwargs": {"fps": 3}}}, "mm_processor_kwargs.images_kwargs.fps"),
+    ({"media_io_kwargs": {"fps": 3}}, "media_io_kwargs.fps"),
+    ({"include": ["logits"]}, "include"),
 ]
 
 
