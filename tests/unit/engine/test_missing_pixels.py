@@ -254,7 +254,7 @@ class Traffic:
                 pins[item.digest] = pins.get(item.digest, 0) + 1
                 assert item.pixels is None
             if request.status is not Status.RUNNING:
-                assert request.items_held == request.items_passed == 0
+                assert request.items_held == request.items_passed, "pins of one that does not run"
                 assert not request.table.runs
         assert pins == {digest: entry.references for digest, entry in engine.stage.pool._held.items()}
         waiting = {wanted.request_id for wanted in self.wanted} & engine._requests.keys()
