@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -15,6 +16,7 @@ from mmserve.core.config import Config
 from mmserve.core.errors import ConfigError
 from mmserve.server.app import create_app
 from mmserve.server.health import Readiness
+from mmserve.server.wire import Wire
 
 if TYPE_CHECKING:
     from mmserve.service import Service
@@ -53,6 +55,7 @@ async def _run(service: "Service", config: Config, listener: socket.socket) -> N
 def server_config(app: object, config: Config) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=partial(Wire, head_s=config.server.body_idle_s),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         server_header=False,

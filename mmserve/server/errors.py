@@ -65,6 +65,8 @@ def error_response(error: MMServeError, headers: dict[str, str] | None = None) -
     headers = dict(headers or {})
     if error.status == 401:
         headers.setdefault("www-authenticate", "Bearer")
+    if error.status in (408, 413):
+        headers.setdefault("connection", "close")  # the rest of the body is not waited for
     if error.status == 503:
         headers.setdefault("retry-after", "1")
     return Response(msgspec.json.encode(error_body(error)), error.status, headers, "application/json")

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import select
 import socket
 import time
 
@@ -519,3 +520,423 @@ def test_caption_errors_name_what_is_wrong(web, sent, status, param):
     answer = web.post("/v1/captions", **sent)
     assert answer.status_code == status
     assert error_of(answer)["param"] == param
+
+
+# ---------------------------------------------------------------- what the model saw
+
+
+def video_part(data=b"a clip"):
+    return {"type": "video_url", "video_url": {"url": data_url(data)}}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_answer_tells_what_was_seen_if_asked(web, stream):
+    body = {"messages": ask(image_part(), video_part()), "include": ["media"], "stream": stream}
+    answer = web.post("/v1/chat/completions", json=body)
+    last = events_of(answer)[-1] if stream else answer.json()
+    image, clip = last["media"]
+    assert image == {
+        "param": "messages[0].content[0].image_url",
+        "kind": "image",
+        "format": "PNG",
+        "source_size": {"width": 64, "height": 48},
+        "size": {"width": 32, "height": 32},
+        "grid": {"width": 4, "height": 4},
+        "tokens": 4,
+        "orientation": 1,
+        "warnings": [],
+        "cached": False,
+    }
+    assert (clip["param"], clip["timestamps"]) == ("messages[0].content[1].video_url", [0.0, 0.5])
+    assert last["usage"]["prompt_tokens_details"]["video_tokens"] == clip["tokens"]
+    assert "warnings" not in last
+
+
+def events_of(answer):
+    *events, done = [line.removeprefix("data: ") for line in answer.text.split("\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def test_nothing_is_told_of_media_unless_asked(web):
+    body = {"messages": ask(image_part())}
+    assert not {"media", "warnings"} & set(web.post("/v1/chat/completions", json=body).json())
+    assert all(
+        "media" not in event
+        for event in events_of(web.post("/v1/chat/completions", json={**body, "stream": True}))
+    )
+
+
+CUT = [{"param": "messages[0].content[0].video_url", "message": "the tail is missing"}]
+
+
+def test_warnings_are_told_unasked(web):
+    body = {"messages": ask(video_part(b"cut")), "n": 2}
+    assert web.post("/v1/chat/completions", json=body).json()["warnings"] == CUT
+    events = events_of(web.post("/v1/chat/completions", json={**body, "stream": True}))
+    assert [event["choices"][0]["finish_reason"] for event in events if event.get("warnings") == CUT] == [
+        "stop"
+    ] * 2
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    *events, last = events_of(web.post("/v1/chat/completions", json=body))
+    assert (last["warnings"], last["choices"]) == (CUT, [])
+    assert not any("warnings" in event for event in events)
+
+
+def test_prompt_tokens_are_told_by_kind_and_add_up(web):
+    usage = web.post("/v1/chat/completions", json={"messages": ask(image_part(), video_part())}).json()[
+        "usage"
+    ]
+    details = usage["prompt_tokens_details"]
+    assert details == {"text_tokens": 10, "image_tokens": 4, "video_tokens": 8, "cached_tokens": 3}
+    assert sum(details[f"{kind}_tokens"] for kind in ("text", "image", "video")) == usage["prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("how", ["json", "form"])
+def test_a_caption_tells_what_was_seen_if_asked(web, stream, how):
+    if how == "json":
+        answer = web.post(
+            "/v1/captions", json={"video": data_url(b"cut"), "include": ["media"], "stream": stream}
+        )
+    else:
+        fields = {"include": "media", "stream": str(stream).lower()}
+        answer = web.post("/v1/captions", files={"video": b"cut"}, data=fields)
+    last = events_of(answer)[-1] if stream else answer.json()
+    assert [m["kind"] for m in last["media"]] == ["video"]
+    assert last["warnings"] == [{"param": "video", "message": "the tail is missing"}]
+
+
+def test_options_of_a_caption_may_stand_in_the_object_beside_it_in_a_form_and_in_a_query(web, service):
+    url = data_url(picture())
+    for sent in (
+        {"json": {"image_url": {"url": url, "max_pixels": 5000}, "max_pixels": 9000}},
+        {"json": {"image_url": url, "max_pixels": 5000}},
+        {"files": {"image": picture()}, "data": {"max_pixels": "5000"}},
+        {"content": picture(), "headers": {"content-type": "image/png"}, "params": {"max_pixels": "5000"}},
+    ):
+        assert web.post("/v1/captions", **sent).status_code == 200
+        assert service.seen[-1].messages[0].content[0].max_pixels == 5000
+    answer = web.post("/v1/captions", json={"image_url": url, "fps": 2})
+    assert (answer.status_code, error_of(answer)["param"]) == (400, "fps")
+
+
+# ---------------------------------------------------------------- sent once, asked many times
+
+
+def stored(web, **sent):
+    answer = web.post("/v1/media", **sent)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_media_are_stored_once_and_asked_about_by_id(web, service):
+    media = stored(web, files={"image": picture()}, data={"max_pixels": "5000"})
+    assert (media["object"], media["kind"], media["bytes"]) == ("media", "image", len(picture()))
+    assert (media["tokens"], media["grid"]) == (4, {"width": 4, "height": 4})
+    assert media["created_at"] < media["expires_at"]
+    part = {"type": "media", "media_id": media["id"]}
+    answer = web.post("/v1/chat/completions", json={"messages": ask(part)})
+    assert answer.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 4
+    seen = service.seen[-1].messages[0].content[0]
+    assert (seen.data, seen.max_pixels) == (picture(), 5000)
+    web.post("/v1/chat/completions", json={"messages": ask({**part, "max_pixels": 7000})})
+    assert service.seen[-1].messages[0].content[0].max_pixels == 7000
+    assert web.post("/v1/captions", json={"media_id": media["id"]}).json()["caption"] == SENTENCE
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"),
+    [
+        ({"files": {"file": picture()}}, "image"),
+        ({"content": picture(), "headers": {"content-type": "application/octet-stream"}}, "image"),
+        ({"json": {"image_url": data_url(picture())}}, "image"),
+        ({"json": {"image": base64.b64encode(picture()).decode()}}, "image"),
+        ({"json": {"video_url": {"url": data_url(b"a clip"), "fps": 2}}}, "video"),
+        ({"json": {"video_url": "data:video/jpeg;base64,QQ,Qg"}}, "video"),
+        ({"files": {"video": b"a clip"}}, "video"),
+    ],
+)
+def test_media_come_in_every_way(web, sent, kind):
+    media = stored(web, **sent)
+    assert media["kind"] == kind
+    assert stored(web, **sent)["id"] == media["id"]
+    assert web.get(f"/v1/media/{media['id']}").json()["tokens"] == media["tokens"]
+
+
+def test_other_options_are_another_id(web):
+    ids = {
+        stored(web, json={"image_url": data_url(picture()), **more})["id"]
+        for more in ({}, {"max_pixels": 9000})
+    }
+    assert len(ids) == 2
+
+
+def test_media_are_listed_and_removed(web):
+    media = stored(web, files={"image": picture(colour="green")})
+    assert media["id"] in [m["id"] for m in web.get("/v1/media").json()["data"]]
+    assert web.delete(f"/v1/media/{media['id']}").json() == {
+        "id": media["id"],
+        "object": "media",
+        "deleted": True,
+    }
+    for answer in (web.get(f"/v1/media/{media['id']}"), web.delete(f"/v1/media/{media['id']}")):
+        assert answer.status_code == 404
+        assert error_of(answer)["code"] == "media_not_found"
+    part = {"type": "media", "media_id": media["id"]}
+    answer = web.post("/v1/chat/completions", json={"messages": ask(part)})
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "media_not_found")
+    assert error_of(answer)["param"] == "messages[0].content[0].media_id"
+
+
+def test_media_of_another_owner_are_not_there(service, web):
+    media = stored(web, files={"image": picture(colour="blue")})
+    with serving(service, Config.of(drain_s=1)) as other, httpx.Client(base_url=other) as stranger:
+        assert stranger.get(f"/v1/media/{media['id']}").status_code == 404
+        assert stranger.delete(f"/v1/media/{media['id']}").status_code == 404
+        assert media["id"] not in stranger.get("/v1/media").text
+        part = {"type": "media", "media_id": media["id"]}
+        assert stranger.post("/v1/chat/completions", json={"messages": ask(part)}).status_code == 400
+    assert web.get(f"/v1/media/{media['id']}").status_code == 200
+
+
+def test_a_dry_run_tells_the_cost_and_keeps_nothing(web):
+    fresh = picture(colour="purple")
+    before = web.get("/v1/media").json()
+    told = stored(web, files={"image": fresh}, params={"dry_run": "1"})
+    assert (told["dry_run"], told["tokens"], told["bytes"]) == (True, 4, len(fresh))
+    assert "id" not in told
+    assert web.get("/v1/media").json() == before
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "param"),
+    [
+        ({"files": {"image": b"not a picture"}}, 400, "image"),
+        ({"json": {}}, 400, "image"),
+        ({"json": {"image_url": data_url(picture()), "fps": 2}}, 400, "fps"),
+        ({"json": {"image_url": {"url": data_url(picture()), "size": 2}}}, 400, "image_url.size"),
+        ({"json": {"image_url": data_url(picture()), "max_pixels": 0}}, 400, "max_pixels"),
+        ({"json": {"image_url": {}}}, 400, "image_url"),
+        ({"json": {"video_url": [data_url(picture())]}}, 400, "video_url"),
+        ({"json": {"media_id": "media-none"}}, 400, "media_id"),
+        ({"json": {"image_url": "http://127.0.0.1/"}}, 400, "image_url"),
+        ({"files": {"image": picture()}, "params": {"dry_run": "perhaps"}}, 400, "dry_run"),
+        ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, None),
+        ({"files": {"image": bytes(2 << 20)}}, 413, None),
+    ],
+)
+def test_what_cannot_be_stored_is_told_why(web, sent, status, param):
+    answer = web.post("/v1/media", **sent)
+    assert answer.status_code == status
+    assert error_of(answer)["param"] == param
+
+
+# ---------------------------------------------------------------- the caller's own names
+
+
+def named(url, uuid, kind="image_url"):
+    return {"type": kind, kind: url, "uuid": uuid}
+
+
+def shown(service):
+    return [part.data for part in service.seen[-1].messages[0].content]
+
+
+def test_a_uuid_stands_for_what_it_named_last(web, service):
+    first, second = picture(), picture((32, 32), "green")
+    web.post("/v1/chat/completions", json={"messages": ask(named(data_url(first), "x"))})
+    web.post("/v1/chat/completions", json={"messages": ask(named(None, "x"))})
+    assert shown(service) == [first]
+    web.post("/v1/chat/completions", json={"messages": ask(named(data_url(second), "x"))})
+    assert shown(service) == [second]
+    web.post("/v1/chat/completions", json={"messages": ask({"type": "image_url", "uuid": "x"})})
+    assert shown(service) == [second]
+
+
+def test_a_uuid_is_known_further_on_in_the_same_request(web, service):
+    first, second = picture(), picture((32, 32), "green")
+    parts = [named(data_url(first), "y"), named(None, "y"), named(data_url(second), "y"), named(None, "y")]
+    assert web.post("/v1/chat/completions", json={"messages": ask(*parts)}).status_code == 200
+    assert shown(service) == [first, first, second, second]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_unknown_uuid_is_a_400_that_names_its_part(web, stream):
+    body = {"messages": ask(image_part(), named(None, "never")), "stream": stream}
+    answer = web.post("/v1/chat/completions", json=body)
+    error = error_of(answer)
+    assert (answer.status_code, error["code"]) == (400, "media_not_found")
+    assert error["param"] == "messages[0].content[1].image_url"
+
+
+def test_a_uuid_of_a_picture_is_no_clip(web):
+    web.post("/v1/chat/completions", json={"messages": ask(named(data_url(picture()), "z"))})
+    answer = web.post("/v1/chat/completions", json={"messages": ask(named(None, "z", "video_url"))})
+    assert (answer.status_code, error_of(answer)["param"]) == (400, "messages[0].content[0].video_url")
+
+
+# ---------------------------------------------------------------- shapes and limits of media
+
+
+def test_options_of_the_request_reach_pictures_and_clips(web, service):
+    body = {
+        "messages": ask(image_part(), video_part()),
+        "mm_processor_kwargs": {"max_pixels": 9000, "images_kwargs": {"max_pixels": 5000}},
+        "media_io_kwargs": {"image": {"rgba_background_color": [1, 2, 3]}, "video": {"num_frames": 4}},
+    }
+    assert web.post("/v1/chat/completions", json=body).status_code == 200
+    image, clip = service.seen[-1].messages[0].content
+    assert (image.max_pixels, image.background) == (5000, (1, 2, 3))
+    assert (clip.max_pixels, clip.num_frames) == (9000, 4)
+
+
+def test_frames_of_a_clip_come_as_a_list_and_count_as_one_item(web, service):
+    frames = [data_url(picture((8, 8)))] * 70
+    answer = web.post("/v1/chat/completions", json={"messages": ask({"type": "video", "video": frames})})
+    assert answer.status_code == 200
+    assert service.seen[-1].messages[0].content[0].pictures == (picture((8, 8)),) * 70
+
+
+def test_too_many_pictures_or_frames_are_a_400(service):
+    limits = Config.of(max_items=2, max_video_frames=3, max_image_bytes=1000, max_video_bytes=1000, drain_s=1)
+    small, large = data_url(picture((8, 8))), data_url(bytes(400))
+    with serving(service, limits) as url, httpx.Client(base_url=url) as web:
+        for content, param, says in (
+            ([image_part()] * 3, "messages", "at most 2"),
+            (
+                [{"type": "video", "video": [small] * 4}],
+                "messages[0].content[0].video[3]",
+                "at most 3 frames",
+            ),
+            (
+                [{"type": "video", "video": [large] * 3}],
+                "messages[0].content[0].video[2]",
+                "1000 bytes in all",
+            ),
+        ):
+            answer = web.post("/v1/chat/completions", json={"messages": ask(*content)})
+            assert answer.status_code == 400
+            assert error_of(answer)["param"] == param
+            assert says in error_of(answer)["message"]
+
+
+def test_a_bad_url_among_good_pictures_names_its_part(web):
+    for bad, code in (
+        ("http://127.0.0.1:1/a.png", "media_url_forbidden"),
+        ("file:///etc/passwd", "media_url_forbidden"),
+    ):
+        part = {"type": "image_url", "image_url": {"url": bad}}
+        error = error_of(web.post("/v1/chat/completions", json={"messages": ask(image_part(), part)}))
+        assert (error["code"], error["param"]) == (code, "messages[0].content[1].image_url")
+
+
+# ---------------------------------------------------------------- what is no request
+
+
+@pytest.fixture(scope="module")
+def hasty(service):
+    with serving(service, Config.of(drain_s=1, body_idle_s=0.5)) as url:
+        yield httpx.URL(url)
+
+
+def said(url, *pieces, pause=0.0):
+    """All that the server answers to ``pieces`` of bytes, until it closes; then no more is sent."""
+    with socket.create_connection((url.host, url.port), timeout=20) as peer:
+        for piece in pieces:
+            peer.sendall(piece)
+            if select.select([peer], [], [], pause)[0]:
+                break
+        answer = b""
+        while chunk := peer.recv(1 << 16):
+            answer += chunk
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+HEAD = b"POST /v1/captions HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: 1000\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\xfc\r\n\r\n",
+        b"GET /" + b"a" * 100_000,
+    ],
+)
+def test_what_is_not_http_is_a_400_in_the_same_shape(hasty, sent):
+    status, error = said(hasty, sent)
+    assert (status, error["type"], error["code"]) == (400, "invalid_request_error", "invalid_http")
+
+
+def test_a_body_that_stops_being_http_is_no_fault(hasty, caplog):
+    head = HEAD.replace(b"content-length: 1000", b"transfer-encoding: chunked")
+    status, error = said(hasty, head + b"\r\n5\r\nhello\r\nnonsense\r\n")
+    assert (status, error["code"]) == (400, "invalid_http")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/captions HT", HEAD], ids=["nothing", "line", "head"])
+def test_a_head_that_does_not_end_is_a_408(hasty, sent):
+    status, error = said(hasty, sent)
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_body_that_stays_away_is_a_408(hasty):
+    status, error = said(hasty, HEAD + b"\r\n", b"some")
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_body_that_trickles_is_a_408(hasty):
+    status, error = said(hasty, HEAD + b"\r\n", *[b"x"] * 8, pause=0.2)
+    assert (status, error["code"]) == (408, "request_timeout")
+
+
+def test_a_slow_client_hinders_nobody(hasty, service):
+    with socket.create_connection((hasty.host, hasty.port)) as slow:
+        slow.sendall(HEAD)
+        assert (
+            httpx.post(
+                f"{hasty}/v1/captions", content=picture(), headers={"content-type": "image/png"}
+            ).status_code
+            == 200
+        )
+
+
+@pytest.mark.parametrize("depth", [200, 900, 100_000])
+@pytest.mark.parametrize("where", ["messages", "content", "extra", "kwargs", "template"])
+def test_deep_json_is_no_fault(web, depth, where):
+    deep = "[" * depth + "]" * depth
+    hi = '"messages": [{"role": "user", "content": "hi"}]'
+    body = {
+        "messages": f'{{"messages": {deep}}}',
+        "content": f'{{"messages": [{{"role": "user", "content": {deep}}}]}}',
+        "extra": f'{{"messages": [{{"role": "user", "content": "hi", "name": {deep}}}]}}',
+        "kwargs": f'{{{hi}, "mm_processor_kwargs": {{"video": {deep}}}}}',
+        "template": f'{{{hi}, "chat_template_kwargs": {{"x": {deep}}}}}',
+    }[where][:MAX_BODY]
+    answer = web.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (200, 400)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/captions", "/v1/media"])
+def test_no_base64_is_in_the_log_of_good_or_bad_requests(web, caplog, path):
+    caplog.set_level("DEBUG")
+    for data in (picture(), b"not a picture" * 50):
+        url = data_url(data)
+        for body in (
+            {"messages": ask(image_part(data)), "image_url": url},
+            {
+                "messages": ask({"type": "image_url", "image_url": {"url": url, "detail": url}}),
+                "image_url": {"url": url, url: 1},
+            },
+            {"messages": ask({"type": "input_video", "input_video": {"data": url[22:]}}), "video": url[22:]},
+            {"messages": [{"role": url, "content": url}], "model": url},
+            {"messages": url, "image_url": [url], "include": [url]},
+        ):
+            web.post(path, json=body)
+            web.post(path, content=json.dumps(body)[:-1])
+        assert base64.b64encode(data).decode()[:40] not in caplog.text
+    assert f"POST {path} 400" in caplog.text
