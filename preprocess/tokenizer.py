@@ -30,6 +30,7 @@ class TextTokenizer:
         self._literal = _without_added(self._full)
         added = self._full.get_added_tokens_decoder()
         self._added = {token.content: i for i, token in added.items()}
+        self.size = max([self._literal.get_vocab_size(), *(i + 1 for i in added)])  # ids are 0 to size - 1
         self.reserved = tuple(t.content for t in added.values() if t.special or _CONTROL.fullmatch(t.content))
         longest_first = sorted(self._added, key=len, reverse=True)
         self._cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None

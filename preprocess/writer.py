@@ -46,6 +46,8 @@ class Writer:
     def chat_tokens(self, chat: ChatInput, stages: Stages | None = None) -> list[int]:
         """Token ids of a conversation or raw prompt, with one placeholder for each picture or clip."""
         stages = stages or Stages()
+        if isinstance(chat.prompt, tuple):
+            return self._checked(chat.prompt)
         if chat.prompt is not None:
             with stages.timing("tokenise"):
                 return self.text.encode(chat.prompt)
@@ -61,6 +63,14 @@ class Writer:
             )
         with stages.timing("tokenise"):
             return self.text.encode_marked(text, marker)
+
+    def _checked(self, ids: tuple[int, ...]) -> list[int]:
+        for token in ids:
+            if not 0 <= token < self.text.size:
+                raise InvalidRequest(
+                    f"there is no token {token}; this model's are 0 to {self.text.size - 1}", param="prompt"
+                )
+        return list(ids)
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

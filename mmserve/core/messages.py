@@ -103,9 +103,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
 class ChatInput(Struct, frozen=True, kw_only=True):
     """A request before preprocessing. ``template_kwargs`` go to the model's own chat template.
 
-    A raw ``prompt`` takes the template's place: its reserved tokens count, its placeholders take the
-    messages' media in order. ``deadline`` is in seconds of ``time.monotonic``: what is not prepared by
-    then is given up.
+    A raw ``prompt``, a text or token ids, takes the template's place: its reserved tokens count, its
+    placeholders take the messages' media in order. ``deadline`` is in seconds of ``time.monotonic``: what is
+    not prepared by then is given up.
     """
 
     request_id: str
@@ -114,7 +114,7 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     add_generation_prompt: bool = True
     template_kwargs: dict[str, Any] = {}
-    prompt: str | None = None
+    prompt: str | tuple[int, ...] | None = None
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None

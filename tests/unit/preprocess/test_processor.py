@@ -135,6 +135,15 @@ def test_too_many_items_and_empty_prompts(spec, processor, tmp_path):
         Processor(spec, MediaOptions(background="mauve-ish"))
 
 
+def test_a_raw_prompt_may_be_token_ids_that_exist(processor):
+    ids = tuple(processor.tokenize("what<|im_end|>"))
+    assert tuple(processor.prepare(chat(prompt=ids)).request.token_ids) == ids
+    for wrong in (-1, processor.text.size, 2**70):
+        with pytest.raises(InvalidRequest) as refusal:
+            processor.prepare(chat(prompt=(*ids, wrong)))
+        assert refusal.value.param == "prompt"
+
+
 def test_raw_prompts_use_their_reserved_tokens(processor):
     prompt = "<|vision_start|><|image_pad|><|vision_end|>what<|im_end|>"
     request = processor.prepare(chat(ImagePart(pixels=NOISE), prompt=prompt, stop=("x",))).request
