@@ -8,6 +8,7 @@ from mmserve.chat_format import Loaded, MediaRef, build_part
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import InvalidRequest, MediaError
 from mmserve.core.messages import ImagePart, VideoPart
+from mmserve.core.metrics import Metrics
 from mmserve.media_options import Kind
 from mmserve.preprocess.library import MediaLibrary, StoredMedia
 from mmserve.preprocess.source import Content, Fetcher
@@ -25,9 +26,10 @@ class MediaDesk:
     One a server, on its event loop; ``close`` it there.
     """
 
-    def __init__(self, options: MediaOptions, library: MediaLibrary) -> None:
+    def __init__(self, options: MediaOptions, library: MediaLibrary, metrics: Metrics) -> None:
         self.options = options
         self.library = library
+        self.metrics = metrics
         self.fetcher = Fetcher(options)
 
     async def find(self, refs: Sequence[MediaRef], owner: str) -> dict[str, Loaded]:
@@ -46,7 +48,8 @@ class MediaDesk:
     async def fetch(self, ref: MediaRef) -> Content:
         """The bytes behind the source of ``ref``."""
         assert ref.source is not None, "a reference with nothing to fetch"
-        return await self.fetcher.fetch(ref.source, ref.param, ref.kind or "image")
+        with self.metrics.timing("fetch"):
+            return await self.fetcher.fetch(ref.source, ref.param, ref.kind or "image")
 
     async def close(self) -> None:
         await self.fetcher.close()

@@ -10,7 +10,7 @@ from mmserve import __version__
 from mmserve.core.config import Config
 from mmserve.generation import Generator
 from mmserve.media import MediaDesk
-from mmserve.server import captions, chat, completions, errors, health, library, metrics, models, tokenize
+from mmserve.server import captions, chat, errors, health, library, metrics, models
 from mmserve.server.door import Door
 from mmserve.server.health import Readiness
 from mmserve.server.schema import describe_bodies
@@ -23,7 +23,7 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.config = config
     app.state.readiness = Readiness(service)
     app.state.desk = MediaDesk(config.media, service.library, service.metrics)
-    for part in (chat, completions, tokenize, captions, library, models, health, metrics):
+    for part in (chat, captions, library, models, health, metrics):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)

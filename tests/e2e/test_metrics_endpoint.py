@@ -1,7 +1,11 @@
 """GET /metrics over a real socket."""
 
+import base64
+
 import httpx
+import numpy as np
 from fake_service import FakeService
+from helpers.media_files import picture_file
 from live_server import serving
 
 from mmserve.core.config import Config
@@ -24,3 +28,17 @@ def test_only_the_path_itself_is_open():
     with serving(FakeService(), Config.of(api_key="k" * 20)) as url:
         assert httpx.get(f"{url}/metrics/").status_code == 401
         assert httpx.get(f"{url}/metricsx").status_code == 401
+
+
+def test_what_it_takes_to_get_media_is_a_stage():
+    with serving(FakeService(), Config()) as url:
+        part = {"type": "image_url", "image_url": data_url(picture_file(np.zeros((8, 8, 3), np.uint8)))}
+        messages = [{"role": "user", "content": [part, part]}]
+        answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages})
+        assert answer.status_code == 200
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+    assert 'mmserve_stage_seconds_count{stage="fetch"} 2.0' in lines
+
+
+def data_url(data):
+    return "data:image/png;base64," + base64.b64encode(data).decode()
