@@ -80,6 +80,8 @@ def packets(
 
 
 def reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "it asks for more memory than there is"
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
 
 

@@ -73,6 +73,8 @@ class Decoder:
     def _decode(self, packet: Any) -> Iterator[tuple[int, Any]]:
         try:
             decoded = self.context.decode(packet)
+        except MemoryError:  # not the packet's fault: a clip must not be shorter where memory is
+            raise
         except FAULTS as error:
             self.damage.append(reason(error))
             return

@@ -67,6 +67,8 @@ def _rgb(frame: Any, background: Colour) -> Image.Image:
     seen_through = any(c.is_alpha for c in frame.format.components)
     try:
         pixels = frame.to_ndarray(format="rgba" if seen_through else "rgb24", threads=1)
+    except MemoryError:
+        raise
     except FAULTS as error:
         raise MediaError(
             f"frames of pixel format {frame.format.name} cannot be shown: {reason(error)}"
