@@ -10,9 +10,21 @@ from mmserve import __version__
 from mmserve.core.config import Config
 from mmserve.generation import Generator
 from mmserve.media import MediaDesk
-from mmserve.server import captions, chat, errors, health, library, metrics, models
+from mmserve.server import (
+    captions,
+    chat,
+    completions,
+    errors,
+    health,
+    library,
+    metrics,
+    models,
+    responses,
+    tokenize,
+)
 from mmserve.server.door import Door
 from mmserve.server.health import Readiness
+from mmserve.server.response_store import ResponseStore
 from mmserve.server.schema import describe_bodies
 
 
@@ -22,8 +34,9 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.service = service
     app.state.config = config
     app.state.readiness = Readiness(service)
+    app.state.responses = ResponseStore()
     app.state.desk = MediaDesk(config.media, service.library, service.metrics)
-    for part in (chat, captions, library, models, health, metrics):
+    for part in (chat, responses, completions, tokenize, captions, library, models, health, metrics):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)
