@@ -18,6 +18,7 @@ from mmserve.core.messages import (
     Usage,
     VideoPart,
 )
+from mmserve.core.metrics import Metrics
 from mmserve.preprocess.library import MediaLibrary
 
 
@@ -27,6 +28,7 @@ class Generator(Protocol):
     model_name: str
     spec: Any
     library: MediaLibrary
+    metrics: Metrics
 
     @property
     def ready(self) -> bool: ...
