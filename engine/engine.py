@@ -23,12 +23,17 @@ from mmserve.encoders.pool import EmbeddingPool
 from mmserve.encoders.stage import EncoderStage
 from mmserve.engine.attention.choose import attention_for
 from mmserve.engine.features import FeatureClaims
+from mmserve.engine.grammar.base import Matcher
+from mmserve.engine.grammar.desk import GrammarDesk
+from mmserve.engine.grammar.steering import Steering
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape, pages_in
+from mmserve.engine.kv.radix import RadixCache
 from mmserve.engine.limits import answer_length, check_sampling
 from mmserve.engine.runner.devices import device_for
 from mmserve.engine.runner.runner import Runner
 from mmserve.engine.sampling.sampler import Sampler
+from mmserve.engine.scheduler.memory import Memory
 from mmserve.engine.scheduler.request import Batch, Request, Status
 from mmserve.engine.scheduler.scheduler import Scheduler
 from mmserve.models.registry import LoadedModel
@@ -41,17 +46,22 @@ ENCODER_TOKENS = {"cpu": 256, "cuda": 4096}  # a CPU gains nothing from larger b
 class Engine:
     """Owns the KV pool, the encoder pool and every request between ``submit`` and its last output."""
 
-    def __init__(self, model: LoadedModel, config: Config, eos_ids: Iterable[int]) -> None:
-        """ConfigError when the KV pool cannot hold ``max_model_len`` tokens."""
+    def __init__(
+        self, model: LoadedModel, config: Config, eos_ids: Iterable[int], grammars: GrammarDesk | None = None
+    ) -> None:
+        """ConfigError when the KV pool cannot hold ``max_model_len`` tokens. Without ``grammars`` no request
+        may bring one."""
         self.model = model
         self.config = config
         self.eos_ids = frozenset(eos_ids)
+        self.grammars = grammars
         self.kv = _kv_pool(model, config)
         self.max_model_len = _max_model_len(model, config, self.kv)
         self.encoder_tokens = config.scheduler.encoder_tokens or ENCODER_TOKENS[model.device.type]
         self.stage = _encoder_stage(model, config, self.encoder_tokens)
         self.claims = FeatureClaims(self.stage.pool)
-        self.scheduler = Scheduler(config.scheduler, self.kv.allocator, self.claims)
+        prefixes = RadixCache(self.kv.page_size) if config.cache.prefix_caching else None
+        self.scheduler = Scheduler(config.scheduler, Memory(self.kv.allocator, prefixes), self.claims)
         self.runner = Runner(
             model.language,
             attention_for(config.runner.attention_backend, self.kv),
@@ -68,8 +78,9 @@ class Engine:
 
     # ------------------------------------------------------------ requests come and go
 
-    def submit(self, prepared: PreparedRequest) -> None:
-        """Queue a request. InvalidRequest, ContextLengthExceeded, MediaError or Overloaded take nothing."""
+    def submit(self, prepared: PreparedRequest, matcher: Matcher | None = None) -> None:
+        """Queue a request, whose answer ``matcher`` keeps to a form. InvalidRequest, ContextLengthExceeded,
+        MediaError or Overloaded take nothing."""
         if prepared.adapter is not None:
             raise InvalidRequest("this engine has no adapters", param="adapter")
         sampling = prepared.sampling
@@ -87,6 +98,7 @@ class Engine:
             stop_ids=frozenset(sampling.stop_token_ids)
             | (frozenset() if sampling.ignore_eos else self.eos_ids),
             table=PageTable(self.kv.page_size),
+            steering=None if matcher is None else Steering(matcher),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
         )
         self.scheduler.add(request)
@@ -168,6 +180,9 @@ class Engine:
 
     def _result(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenOutput:
         request.append(token)
+        if request.steering and request.steering.fault:
+            error = f"the answer cannot be kept to its grammar: {request.steering.fault}"
+            return self._finish(request, "error", error=error)
         request.first_token = request.first_token or time.monotonic()
         logprobs = None if logprob is None else (logprob,)
         if request.finish_reason:
@@ -212,6 +227,7 @@ class Engine:
             finish_reason=request.finish_reason,
             error=error,
             prompt_tokens=request.prompt_len,
+            cached_tokens=request.cached_len or 0,
             timings=request.timings(),
         )
 
@@ -227,7 +243,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counts and gauges for health, logs and metrics."""
-        pages = self.kv.allocator
+        pages, prefixes = self.kv.allocator, self.scheduler.memory.prefixes
         return {
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
@@ -238,6 +254,8 @@ class Engine:
             "pixel_requests": self._pixel_requests,
             "kv_pages": pages.total - 1,
             "kv_pages_free": pages.free,
+            "kv_pages_cached": prefixes.evictable if prefixes else 0,
+            "prefix_nodes": prefixes.nodes if prefixes else 0,
             "kv_page_size": self.kv.page_size,
             "encoded_items": self.stage.encoded_items,
             "encoded_tokens": self.stage.encoded_tokens,

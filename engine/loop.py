@@ -4,14 +4,19 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
 
-from mmserve.core.errors import EngineDead, MMServeError
-from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
+from mmserve.core.errors import EngineDead, InvalidRequest, MMServeError, Overloaded
+from mmserve.core.messages import Grammar, PixelsWanted, PreparedRequest, TokenOutput
+from mmserve.engine.grammar.base import Matcher
+from mmserve.engine.grammar.desk import GrammarDesk
 
 log = logging.getLogger(__name__)
+
+MOST_COMPILING = 256  # requests that wait for their grammars
 
 Pixels = Mapping[bytes, np.ndarray]
 Delivery = TokenOutput | PixelsWanted | MMServeError
@@ -23,7 +28,9 @@ class Steps(Protocol):
 
     @property
     def has_work(self) -> bool: ...
-    def submit(self, prepared: PreparedRequest) -> None: ...
+    @property
+    def grammars(self) -> GrammarDesk | None: ...
+    def submit(self, prepared: PreparedRequest, matcher: Matcher | None = None) -> None: ...
     def abort(self, request_id: str) -> TokenOutput | None: ...
     def supply(self, request_id: str, pixels: Pixels) -> TokenOutput | None: ...
     def holds(self, digest: bytes) -> bool: ...
@@ -45,6 +52,7 @@ class EngineThread:
         self._engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiters: dict[str, Deliver] = {}
+        self._compiling: dict[str, Deliver] = {}  # those whose grammars are being compiled
         self._gate = threading.Lock()  # orders submissions before or after the engine's end
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -104,8 +112,48 @@ class EngineThread:
             self._commands.get()()
 
     def _submit(self, request: PreparedRequest, deliver: Deliver) -> None:
+        grammar = request.sampling.grammar
+        if grammar is None:
+            self._begin(request, deliver)
+            return
         try:
-            self._engine.submit(request)
+            self._compile(request, grammar, deliver)
+        except MMServeError as refusal:
+            deliver(refusal)
+
+    def _compile(self, request: PreparedRequest, grammar: Grammar, deliver: Deliver) -> None:
+        """Have the grammar compiled beside the loop; the request comes back as a command."""
+        desk = self._engine.grammars
+        if desk is None:
+            raise InvalidRequest("this engine cannot keep answers to a form", param=grammar.param)
+        if request.request_id in self._compiling:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if len(self._compiling) >= MOST_COMPILING:
+            raise Overloaded(
+                f"{MOST_COMPILING} requests wait for their grammars, the most allowed; try later"
+            )
+        self._compiling[request.request_id] = deliver
+        desk.request(
+            grammar, lambda done: self._commands.put(lambda: self._compiled(request, grammar, deliver, done))
+        )
+
+    def _compiled(
+        self, request: PreparedRequest, grammar: Grammar, deliver: Deliver, done: Future[Matcher]
+    ) -> None:
+        if self._compiling.get(request.request_id) is not deliver:
+            return  # it was aborted meanwhile
+        del self._compiling[request.request_id]
+        try:
+            self._begin(request, deliver, done.result().copy())
+        except InvalidRequest as refusal:  # one for all who brought this grammar: each gets its own
+            deliver(InvalidRequest(refusal.message, param=grammar.param, code=refusal.code))
+        except Exception as error:
+            log.exception("the grammar of request %s could not be compiled", request.request_id)
+            deliver(MMServeError(f"the grammar could not be compiled: {type(error).__name__}: {error}"))
+
+    def _begin(self, request: PreparedRequest, deliver: Deliver, matcher: Matcher | None = None) -> None:
+        try:
+            self._engine.submit(request, matcher)
         except MMServeError as refusal:
             deliver(refusal)
         except Exception as error:  # the engine takes a request last of all, so nothing of it is inside
@@ -115,7 +163,9 @@ class EngineThread:
             self._waiters[request.request_id] = deliver
 
     def _abort(self, request_id: str, deliver: Deliver) -> None:
-        if self._waiters.get(request_id) is deliver:
+        if self._compiling.get(request_id) is deliver:
+            del self._compiling[request_id]
+        elif self._waiters.get(request_id) is deliver:
             del self._waiters[request_id]
             self._engine.abort(request_id)
 
@@ -154,21 +204,23 @@ class EngineThread:
         self._engine = _Gone(reason, self._engine)
         while not self._commands.empty():
             self._commands.get()()
-        for deliver in self._waiters.values():
+        for deliver in (*self._waiters.values(), *self._compiling.values()):
             deliver(EngineDead(reason.message))
         self._waiters.clear()
+        self._compiling.clear()
 
 
 class _Gone:
     """Stands where the engine was: refuses everything, remembers its last figures."""
 
     has_work = False
+    grammars = None
 
     def __init__(self, reason: EngineDead, engine: Steps) -> None:
         self._reason = reason
         self._engine = engine
 
-    def submit(self, prepared: PreparedRequest) -> None:
+    def submit(self, prepared: PreparedRequest, matcher: Matcher | None = None) -> None:
         raise EngineDead(self._reason.message)
 
     def abort(self, request_id: str) -> None:

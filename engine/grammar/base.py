@@ -27,6 +27,9 @@ class Matcher(Protocol):
     def accept(self, token: int) -> None:
         """Take the token that was chosen. GrammarFault unless it is one of those allowed."""
 
+    def copy(self) -> "Matcher":
+        """Another one in the same state."""
+
 
 class GrammarBackend(Protocol):
     """Makes matchers for one model's tokenizer, from any thread."""

@@ -33,23 +33,25 @@ class PageTable:
             self.runs.append((start, stop))
         self.capacity = self.num_pages * self.page_size
 
-    def clear(self) -> list[Run]:
-        """Forget all pages; returns them so that the caller, who now owns them, frees them."""
-        runs, self.runs = self.runs, []
+    def clear(self) -> None:
+        """Forget all pages; who owns them frees them."""
+        self.runs = []
         self.num_pages = self.capacity = 0
-        return runs
+
+    def between(self, start: int, stop: int) -> list[Run]:
+        """Pages ``start`` to ``stop`` of the table."""
+        return _cut(self.runs, start, stop)
+
+    def replace(self, count: int, runs: list[Run]) -> None:
+        """Let ``runs``, of ``count`` pages, stand for the first ``count`` ones."""
+        rest = self.between(count, self.num_pages)
+        self.clear()
+        self.extend(runs + rest)
 
     def slot_runs(self, start: int, stop: int) -> list[SlotRun]:
         """The slots of tokens [start, stop), as few contiguous ranges as the pages allow."""
         size = self.page_size
-        found, first = [], 0
-        for left, right in self.runs:
-            last = first + (right - left) * size
-            if start < last and first < stop:
-                base = left * size - first
-                found.append((base + max(start, first), base + min(stop, last)))
-            first = last
-        return found
+        return _cut([(left * size, right * size) for left, right in self.runs], start, stop)
 
     def slots(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """The slot of each token in [start, stop)."""
@@ -58,3 +60,14 @@ class PageTable:
     def pages(self) -> npt.NDArray[np.int32]:
         """Page numbers in order, as GPU attention kernels want them."""
         return np.concatenate([np.arange(a, b, dtype=np.int32) for a, b in self.runs])
+
+
+def _cut(runs: list[Run], start: int, stop: int) -> list[Run]:
+    """Of the numbers that ``runs`` list, those from the ``start``-th to before the ``stop``-th."""
+    found, first = [], 0
+    for left, right in runs:
+        last = first + right - left
+        if start < last and first < stop:
+            found.append((left - first + max(start, first), left - first + min(stop, last)))
+        first = last
+    return found

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from mmserve.core.messages import FinishReason, PreparedRequest, Timings, VisionItem
 from mmserve.engine.grammar.steering import Steering
 from mmserve.engine.kv.page_table import PageTable
+from mmserve.engine.kv.radix import Keys, Node, Salt
 
 
 class Status(Enum):
@@ -50,6 +51,10 @@ class Request:
     seed: int = 0
     computed_len: int = 0
     ready_len: int = 0
+    node: Node | None = None  # ends the cached prefix that is locked for this request
+    shared_len: int = 0  # length of that prefix
+    cached_len: int | None = None  # how much of it was cached when it was first admitted
+    awaited: "Request | None" = None  # computes what this one begins with
     items_passed: int = 0
     items_held: int = 0
     preemptions: int = 0
@@ -85,6 +90,27 @@ class Request:
     def decoding(self) -> bool:
         """Only the newest token is left to compute."""
         return self.computed_len == self.num_tokens - 1 and self.num_tokens > self.prompt_len
+
+    @property
+    def salt(self) -> Salt:
+        """Prefixes are shared among requests of one salt only."""
+        return (self.prepared.cache_salt, self.prepared.adapter)
+
+    def keys(self, stop: int) -> Keys:
+        """What the prefix cache knows the first ``stop`` tokens by."""
+        prompt = self.prepared.radix_keys[:stop]
+        return np.concatenate((prompt, self.token_ids[self.prompt_len : stop].astype(np.int64)))
+
+    def begin_at(self, length: int) -> None:
+        """The first ``length`` tokens are cached, and computing begins behind them."""
+        self.pass_items(length)
+        self.computed_len = length
+        if self.cached_len is None:
+            self.cached_len = length
+
+    def pass_items(self, length: int) -> None:
+        """Items within the first ``length`` tokens are not needed, as far as is known now."""
+        self.items_passed = self.items_held = sum(item.span[1] <= length for item in self.items)
 
     def drop_pixels(self, index: int) -> None:
         """Item ``index`` is encoded and pinned."""
@@ -174,3 +200,13 @@ class Batch:
         if start < stop:
             self.chunks.append(Chunk(request, start, stop, stop == request.num_tokens))
             self.room -= stop - start
+
+
+def common_len(one: Request, other: Request) -> int:
+    """How many tokens of their prompts two requests have in common, from the first on."""
+    if one.salt != other.salt:
+        return 0
+    a, b = one.prepared.radix_keys, other.prepared.radix_keys
+    count = min(len(a), len(b))
+    different = np.flatnonzero(a[:count] != b[:count])
+    return int(different[0]) if len(different) else count

@@ -2,14 +2,13 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from itertools import pairwise
 
 from mmserve.core.config import SchedulerOptions
 from mmserve.core.errors import Overloaded
 from mmserve.core.messages import FinishReason, VisionItem
-from mmserve.engine.kv.pages import PageAllocator
 from mmserve.engine.scheduler.features import Features
-from mmserve.engine.scheduler.request import Batch, Request, Status
+from mmserve.engine.scheduler.memory import Memory
+from mmserve.engine.scheduler.request import Batch, Request, Status, common_len
 
 HEADROOM_TOKENS = 32  # room that a new request leaves each running one to grow, lest it be preempted soon
 
@@ -17,15 +16,16 @@ HEADROOM_TOKENS = 32  # room that a new request leaves each running one to grow,
 class Scheduler:
     """Continuous batching: one token budget a step, served in the order of ``Request.rank``.
 
-    Pages: a request is admitted when pages for all its known tokens are free, and takes them at once,
-    so a prefill never stops for want of pages and tends to lie in one run. Only decodes ask for more;
-    when none is free, the last request in rank order gives up its own (preemption by recompute) and
-    waits again. The first in rank order can always go on, so everything finishes.
+    Pages: a request is admitted when pages for all its known tokens are to be had, and takes them at
+    once, so a prefill never stops for want of pages and tends to lie in one run. Only decodes ask for
+    more; when there are none, the last request in rank order gives up its own (preemption; the prefix
+    cache keeps what it can) and waits again. The first in rank order can always go on, so everything
+    finishes.
     """
 
-    def __init__(self, options: SchedulerOptions, pages: PageAllocator, features: Features) -> None:
+    def __init__(self, options: SchedulerOptions, memory: Memory, features: Features) -> None:
         self.options = options
-        self.pages = pages
+        self.memory = memory
         self.features = features
         self.running: list[Request] = []  # in rank order
         self.waiting: list[Request] = []  # in rank order
@@ -54,16 +54,23 @@ class Scheduler:
 
     def _grow(self, request: Request) -> bool:
         """Hold pages for all tokens of ``request``, taken from the last in rank; False if that is itself."""
-        while request.status is Status.RUNNING and not self._take_pages(request):
+        while request.status is Status.RUNNING and not self.memory.take(request):
             self._preempt(self.running[-1])
         return request.status is Status.RUNNING
 
     def _admit(self) -> Request | None:
-        """Start the first waiting request if it fits and leaves the running ones room to grow."""
-        if not self.waiting or not self._fits(self.waiting[0]):
+        """Start the first waiting request, unless what it begins with is being computed by another, if it
+        fits and leaves the running ones room to grow."""
+        request = next((r for r in self.waiting if not self._awaits_prefix(r)), None)
+        if request is None or len(self.running) >= self.options.max_running:
             return None
-        request = self.waiting.pop(0)
-        self._take_pages(request)
+        self.memory.share(request)
+        if not self._fits(request):
+            self.memory.drop(request)
+            return None
+        self.memory.take(request)
+        _remove(self.waiting, request)
+        request.begin_at(request.shared_len)
         request.status = Status.RUNNING
         _insert(self.running, request)
         return request
@@ -71,16 +78,23 @@ class Scheduler:
     def _fits(self, request: Request) -> bool:
         needed = request.table.pages_missing(request.num_tokens)
         headroom = len(self.running) * -(-HEADROOM_TOKENS // request.table.page_size)
-        if not self.running:
-            return needed <= self.pages.free
-        return len(self.running) < self.options.max_running and needed + headroom <= self.pages.free
+        return needed + headroom <= self.memory.available
+
+    def _awaits_prefix(self, request: Request) -> bool:
+        """Whether more than half of what ``request`` has to compute is being computed for another, which
+        will publish it in a few steps."""
+        if request.awaited is None or not _prefills(request.awaited):
+            known = request.num_tokens + self.memory.cached_len(request)
+            others = (r for r in self._prefilling() if 2 * common_len(r, request) > known)
+            request.awaited = next(others, None)
+        return request.awaited is not None
 
     def _preempt(self, request: Request) -> None:
         self._drop(request)
         request.status = Status.WAITING
         request.preemptions += 1
         self.preemptions += 1
-        _insert(self.waiting, request)
+        self._wait(request)
 
     def next_items(self, tokens: int) -> list[VisionItem]:
         """Items that can be encoded and are not, about ``tokens`` of vision tokens: those of running
@@ -119,7 +133,7 @@ class Scheduler:
         """Queue a parked request again, in its old rank: its pixels are here."""
         self.parked.remove(request)
         request.status = Status.WAITING
-        _insert(self.waiting, request)
+        self._wait(request)
 
     def add(self, request: Request) -> None:
         """Queue a new request; Overloaded when the queue is full."""
@@ -127,13 +141,13 @@ class Scheduler:
             raise Overloaded(
                 f"{len(self.waiting)} requests are waiting, the most this server queues; try again later"
             )
-        _insert(self.waiting, request)
+        self._wait(request)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Free all that ``request`` holds, whatever its state; once finished, it stays as it is."""
         if request.status is Status.FINISHED:
             return
-        self._leave_queue(request)
+        self._leave_queue(request, sound=reason != "error")
         request.status = Status.FINISHED
         request.finish_reason = reason
 
@@ -143,6 +157,8 @@ class Scheduler:
             if chunk.request.status is Status.RUNNING:
                 chunk.request.computed_len = chunk.stop
                 self.features.release_computed(chunk.request)
+                if len(chunk) > 1:
+                    self.memory.publish(chunk.request)
 
     @property
     def has_work(self) -> bool:
@@ -150,18 +166,15 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def check_integrity(self) -> None:
-        """AssertionError unless every page is free or held by exactly one running request."""
-        self.pages.check_integrity()
-        held = [run for request in self.running for run in request.table.runs]
-        assert sum(stop - start for start, stop in held) == self.pages.in_use, "a page without an owner"
-        held.sort()
-        assert all(a[1] <= b[0] for a, b in pairwise(held)), "a page with two owners"
+        """AssertionError unless every page has one owner and every request is where it belongs."""
+        self.memory.check_integrity(self.running)
         assert all(r.status is Status.RUNNING for r in self.running)
         assert all(r.status is Status.WAITING for r in self.waiting)
         assert all(r.status is Status.PARKED for r in self.parked)
-        assert not any(r.table.runs or r.items_held > r.items_passed for r in self.waiting + self.parked), (
-            "a waiting one holds"
-        )
+        for request in self.waiting + self.parked:
+            assert not request.table.runs, "a waiting one holds pages"
+            assert request.node is None, "a waiting one holds a prefix"
+            assert request.items_held == request.items_passed, "a waiting one holds items"
         for queue in (self.running, self.waiting):
             assert queue == sorted(queue, key=_rank), "a queue out of order"
 
@@ -177,40 +190,38 @@ class Scheduler:
     def _soon(self) -> Iterator[Request]:
         """Running requests and the waiting ones whose pages are free now."""
         yield from self.running
-        free = self.pages.free
+        free = self.memory.available
         for request in self.waiting:
             free -= request.table.pages_missing(request.num_tokens)
             if free < 0:
                 return
             yield request
 
-    # ------------------------------------------------------------ what a running request owns
+    # ------------------------------------------------------------ in and out of the queues
 
-    def _take_pages(self, request: Request) -> bool:
-        """Make room for all tokens of ``request``; False, and nothing taken, if there are too few pages."""
-        table = request.table
-        if request.num_tokens <= table.capacity:
-            return True
-        runs = self.pages.allocate(table.pages_missing(request.num_tokens), table.last_page)
-        if runs is None:
-            return False
-        table.extend(runs)
-        return True
+    def _wait(self, request: Request) -> None:
+        _insert(self.waiting, request)
+        request.pass_items(self.memory.cached_len(request))
 
-    def _leave_queue(self, request: Request) -> None:
+    def _leave_queue(self, request: Request, sound: bool = True) -> None:
         """Out of whichever queue it is in, and free of all it holds."""
         if request.status is Status.RUNNING:
-            self._drop(request)
+            self._drop(request, sound)
         elif request.status is Status.WAITING:
             _remove(self.waiting, request)
         else:
             self.parked.remove(request)
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: Request, sound: bool = True) -> None:
+        """Take from a running request all that it holds; what is ``sound`` of it, others may share."""
         _remove(self.running, request)
-        self.pages.release(request.table.clear())
+        self.memory.drop(request, publish=sound)
         self.features.release(request)
         request.computed_len = 0
+
+
+def _prefills(request: Request) -> bool:
+    return request.status is Status.RUNNING and not request.decoding
 
 
 def _rank(request: Request) -> tuple[int, int]:

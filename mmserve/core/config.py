@@ -58,6 +58,9 @@ class ModelOptions(Section):
 @dataclass(frozen=True)
 class CacheOptions(Section):
     page_size: int = option(16, "tokens of a KV page", low=1, high=256)
+    prefix_caching: bool = option(
+        True, "keep keys and values of prompts and answers for those that begin alike"
+    )
     kv_cache_mib: int = option(1024, "size of the KV pool in MiB", low=1)
     encoder_cache_mib: int = option(256, "size of the pool of encoded pictures in MiB", low=1)
     early_answers_mib: int = option(

@@ -138,7 +138,7 @@ def test_a_faulty_row_is_let_go_and_the_others_are_kept_to_theirs(backend):
 
 
 def test_one_grammar_is_compiled_once_and_its_matchers_are_apart(backend):
-    desk, done = GrammarDesk(backend), SimpleQueue()
+    desk, done = GrammarDesk(lambda: backend), SimpleQueue()
     for _ in range(3):
         desk.request(Grammar("regex", "ab?"), done.put)
     matchers = [done.get(timeout=30).result().copy() for _ in range(3)]
@@ -155,7 +155,7 @@ def test_one_grammar_is_compiled_once_and_its_matchers_are_apart(backend):
 
 
 def test_a_refused_grammar_is_compiled_again_when_it_is_asked_for_again(backend):
-    desk, done = GrammarDesk(backend), SimpleQueue()
+    desk, done = GrammarDesk(lambda: backend), SimpleQueue()
     for _ in range(2):
         desk.request(Grammar("regex", "("), done.put)
         with pytest.raises(InvalidRequest):

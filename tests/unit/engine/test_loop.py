@@ -2,11 +2,12 @@
 
 import queue
 import threading
+from concurrent.futures import Future
 
 import pytest
 
-from mmserve.core.errors import EngineDead, MMServeError, Overloaded
-from mmserve.core.messages import PixelsWanted, TokenOutput
+from mmserve.core.errors import EngineDead, InvalidRequest, MMServeError, Overloaded
+from mmserve.core.messages import Grammar, PixelsWanted, SamplingParams, TokenOutput
 from mmserve.engine.loop import EngineThread
 
 
@@ -20,12 +21,15 @@ class CountingEngine:
         self.gate.set()
         self.fault = None
         self.asked = set()
+        self.grammars = None
+        self.matchers = []
 
     @property
     def has_work(self):
         return bool(self.left)
 
-    def submit(self, request):
+    def submit(self, request, matcher=None):
+        self.matchers.append(matcher)
         if request.request_id == "refused":
             raise Overloaded("full")
         if request.request_id == "absurd":
@@ -76,8 +80,29 @@ class CountingEngine:
 
 
 class Named:
-    def __init__(self, request_id):
+    def __init__(self, request_id, grammar=None):
         self.request_id = request_id
+        self.sampling = SamplingParams(grammar=grammar)
+
+
+class SlowDesk:
+    """Grammars are compiled when the test says so."""
+
+    def __init__(self):
+        self.callbacks = []
+
+    def request(self, grammar, done):
+        self.callbacks.append(done)
+
+    def finish(self, result=None, error=None):
+        future = Future()
+        future.set_exception(error) if error else future.set_result(result)
+        self.callbacks.pop(0)(future)
+
+
+class FakeMatcher:
+    def copy(self):
+        return self
 
 
 @pytest.fixture
@@ -206,3 +231,71 @@ def test_stop_ends_what_runs(loop, engine):
     assert reasons[-1] in ("abort", "length")
     with pytest.raises(EngineDead):
         loop.submit(Named("b"), deliveries.put)
+
+
+# ---------------------------------------------------------------- requests with a grammar
+
+FORM = Grammar("regex", "a", "response_format")
+
+
+@pytest.fixture
+def desk(engine):
+    engine.grammars = SlowDesk()
+    return engine.grammars
+
+
+def until(condition):
+    for _ in range(500):
+        if condition():
+            return True
+        threading.Event().wait(0.01)
+    return False
+
+
+def test_a_request_waits_for_its_grammar_and_others_do_not(engine, loop, desk):
+    formed, plain = queue.Queue(), queue.Queue()
+    loop.submit(Named("formed", FORM), formed.put)
+    loop.submit(Named("plain"), plain.put)
+    assert [plain.get(timeout=5).request_id for _ in range(3)] == ["plain"] * 3
+    assert formed.empty()
+    matcher = FakeMatcher()
+    desk.finish(matcher)
+    assert formed.get(timeout=5).request_id == "formed"
+    assert engine.matchers == [None, matcher]
+
+
+def test_a_bad_grammar_refuses_its_own_request_and_names_its_field(loop, desk):
+    answers = queue.Queue()
+    loop.submit(Named("formed", FORM), answers.put)
+    assert until(lambda: desk.callbacks)
+    desk.finish(error=InvalidRequest("no", param="another's field", code="invalid_grammar"))
+    refusal = answers.get(timeout=5)
+    assert (refusal.param, refusal.code, refusal.status) == ("response_format", "invalid_grammar", 400)
+
+
+def test_a_request_that_is_aborted_while_its_grammar_is_compiled_never_begins(engine, loop, desk):
+    answers, after = queue.Queue(), queue.Queue()
+    deliver = answers.put
+    loop.submit(Named("formed", FORM), deliver)
+    assert until(lambda: desk.callbacks)
+    loop.abort("formed", deliver)
+    loop.submit(Named("after"), after.put)
+    take(after, 3)
+    desk.finish(FakeMatcher())
+    loop.submit(Named("last"), after.put)
+    assert until(lambda: len(engine.matchers) == 2)
+    assert answers.empty()
+
+
+def test_who_waits_for_a_grammar_hears_of_the_engines_end(engine, loop, desk):
+    answers = queue.Queue()
+    loop.submit(Named("formed", FORM), answers.put)
+    assert until(lambda: desk.callbacks)
+    loop.stop()
+    assert isinstance(answers.get(timeout=5), EngineDead)
+
+
+def test_without_a_desk_a_grammar_is_refused(loop):
+    answers = queue.Queue()
+    loop.submit(Named("formed", FORM), answers.put)
+    assert answers.get(timeout=5).param == "response_format"

@@ -90,7 +90,9 @@ def test_pixels_are_dropped_once_their_features_are_held(pair, prompt):
     assert request.prepared.items == ()
 
 
-def test_preempted_in_mid_answer_and_evicted_no_token_is_lost_or_said_twice(pair, prompt, answer):
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_preempted_in_mid_answer_and_evicted_no_token_is_lost_or_said_twice(pair, prompt, answer, forgotten):
+    """The pixels are asked for again only if the prefix cache has lost the pictures' keys and values too."""
     engine = make_engine(pair)
     whole = prepared(pair, prompt)
     engine.submit(whole)
@@ -99,8 +101,11 @@ def test_preempted_in_mid_answer_and_evicted_no_token_is_lost_or_said_twice(pair
         outputs += engine.step()
     engine.scheduler._preempt(engine.scheduler.running[0])
     engine.stage.pool.clear()
+    if forgotten:
+        memory = engine.scheduler.memory
+        memory.pages.release(memory.prefixes.clear())
     rest, calls = run(engine, lambda wanted: engine.supply(wanted.request_id, pixels_of(whole)))
-    assert calls == 1
+    assert calls == int(forgotten)
     assert tokens(outputs + rest["r"]) == answer
     assert pinned(engine) == 0
 
@@ -269,7 +274,8 @@ class Traffic:
                 self.supply()
         assert not self.engine._requests, "something never finished"
         assert pinned(self.engine) == 0
-        assert self.engine.kv.allocator.in_use == self.pages_taken
+        cached = self.engine.scheduler.memory.prefixes.pages
+        assert self.engine.kv.allocator.in_use - cached == self.pages_taken
         assert self.ended.keys() == self.sent.keys()
         for name, reason in self.ended.items():
             said, whole = self.said.get(name, []), expected(self.sent[name])

@@ -52,7 +52,8 @@ def test_pages_are_conserved_and_never_shared(total, moves):
         table = tables[owner]
         runs = pages.allocate(count, table.last_page)
         if runs is None:
-            pages.release(table.clear())
+            pages.release(table.runs)
+            table.clear()
         else:
             assert len(pages_of(runs)) == count
             table.extend(runs)
@@ -72,3 +73,20 @@ def test_slot_runs_and_slots_agree(counts, page_size, data):
     expected = [page * page_size + offset for page in table.pages() for offset in range(page_size)]
     assert table.slots(start, stop).tolist() == expected[start:stop]
     assert [s for a, b in table.slot_runs(start, stop) for s in range(a, b)] == expected[start:stop]
+
+
+@given(st.lists(st.integers(1, 5), max_size=6), st.integers(0, 12), st.integers(0, 12))
+def test_a_part_of_a_table_is_the_pages_in_that_range(counts, start, stop):
+    table, first = PageTable(4), 3
+    for count in counts:
+        table.extend([(first, first + count)])
+        first += count + 2
+    assert pages_of(table.between(start, stop)) == pages_of(table.runs)[start:stop]
+
+
+def test_other_pages_may_stand_for_the_first_ones():
+    table = PageTable(4)
+    table.extend([(5, 9)])
+    table.replace(2, [(20, 22)])
+    assert table.runs == [(20, 22), (7, 9)]
+    assert table.capacity == 16

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mmserve.core.config import SchedulerOptions
 from mmserve.core.errors import Overloaded
 from mmserve.core.messages import PreparedRequest, SamplingParams, VisionItem
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pages import PageAllocator
+from mmserve.engine.kv.radix import RadixCache
+from mmserve.engine.scheduler.memory import Memory
 from mmserve.engine.scheduler.request import Request, Status
 from mmserve.engine.scheduler.scheduler import Scheduler
 
@@ -61,15 +64,19 @@ class FakeFeatures:
 class World:
     """A scheduler, and a runner that samples token 7 for whoever is due one."""
 
-    def __init__(self, pages=33, **options):
+    def __init__(self, pages=33, cached=True, **options):
         options = {"step_tokens": 16, "max_running": 4, "max_waiting": 100, **options}
         self.features = FakeFeatures()
-        self.scheduler = Scheduler(SchedulerOptions(**options), PageAllocator(pages), self.features)
+        self.memory = Memory(PageAllocator(pages), RadixCache(PAGE_SIZE) if cached else None)
+        self.scheduler = Scheduler(SchedulerOptions(**options), self.memory, self.features)
         self.requests, self.finished, self.log = [], [], []
 
-    def submit(self, prompt=8, answer=4, items=(), priority=0):
+    def submit(self, prompt=8, answer=4, items=(), priority=0, family=None, salt=None):
+        """Prompts of one ``family`` begin alike; by default each has its own."""
+        number = len(self.requests)
+        family = -1 - number if family is None else family
         request = Request(
-            prepared(prompt, items, priority), len(self.requests), answer, frozenset(), PageTable(PAGE_SIZE)
+            prepared(prompt, items, priority, family, salt), number, answer, frozenset(), PageTable(PAGE_SIZE)
         )
         self.scheduler.add(request)
         self.requests.append(request)
@@ -99,22 +106,31 @@ class World:
         touched = [i for i in request.items if i.span[0] < chunk.stop and chunk.start < i.span[1]]
         assert all(self.features.references[i.digest] > 0 for i in touched), "computed without its features"
 
-    def drain(self, most=2000):
+    def drain(self):
+        self.drain_queue()
+        self.assert_empty()
+
+    def drain_queue(self, most=2000):
         for _ in range(most):
             if not self.scheduler.has_work:
-                break
+                return
             self.step()
-        assert not self.scheduler.has_work, "something never finished"
-        assert self.scheduler.pages.in_use == 0
+        raise AssertionError("something never finished")
+
+    def assert_empty(self):
+        """Nothing but the prefix cache owns a page, and no item is pinned."""
         assert not any(self.features.references.values())
+        if self.memory.prefixes:
+            self.memory.pages.release(self.memory.prefixes.clear())
+        assert self.memory.pages.in_use == 0
 
 
-def prepared(prompt, items=(), priority=0):
+def prepared(prompt, items=(), priority=0, family=0, salt=None):
     tokens = np.arange(prompt, dtype=np.int32)
     return PreparedRequest(
         request_id="r",
         token_ids=tokens,
-        radix_keys=tokens.astype(np.int64),
+        radix_keys=tokens.astype(np.int64) + 1000 * family,
         positions=np.tile(tokens, (3, 1)),
         position_delta=0,
         items=tuple(
@@ -123,6 +139,7 @@ def prepared(prompt, items=(), priority=0):
         ),
         sampling=SamplingParams(),
         priority=priority,
+        cache_salt=salt,
     )
 
 
@@ -212,9 +229,141 @@ def test_an_abort_frees_everything_at_once(steps):
     world.scheduler.finish(request, "abort")
     world.scheduler.finish(request, "abort")
     world.scheduler.check_integrity()
-    assert world.scheduler.pages.in_use == 0
-    assert not any(world.features.references.values())
     assert not world.scheduler.has_work
+    world.assert_empty()
+
+
+# ---------------------------------------------------------------- shared prefixes
+
+
+def test_a_prompt_that_was_computed_is_not_computed_again():
+    world = World()
+    world.submit(prompt=10, family=1)
+    world.drain_queue()
+    again = world.submit(prompt=10, family=1)
+    world.step()
+    assert world.log[-1] == [(1, 8, 10)]  # whole pages of four are shared
+    assert again.cached_len == 8
+
+
+def test_an_answer_is_part_of_what_the_next_turn_shares():
+    world = World()
+    first = world.submit(prompt=10, answer=6, family=1)
+    world.drain_queue()
+    longer = world.submit(prompt=10, family=1)
+    longer.prepared = replace(
+        longer.prepared, radix_keys=np.concatenate((first.keys(15), np.arange(7, dtype=np.int64)))
+    )
+    assert world.memory.prefixes.length(longer.prepared.radix_keys) == 12
+
+
+def test_the_last_token_is_computed_even_if_it_is_cached():
+    world = World()
+    world.submit(prompt=8, answer=9, family=1)
+    world.drain_queue()
+    world.submit(prompt=8, family=1)
+    world.step()
+    assert world.log[-1] == [(1, 4, 8)]
+
+
+def test_who_comes_while_the_same_is_being_computed_waits_for_it_and_lets_others_pass():
+    world = World(step_tokens=64)
+    first = world.submit(prompt=33, items=[(1, (16, 20))], family=1)
+    world.features.capacity = 0
+    world.step()
+    follower = world.submit(prompt=34, family=1)
+    world.submit(prompt=3)
+    world.step()
+    assert world.log == [[(0, 0, 16)], [(2, 0, 3)]]
+    world.features.capacity = 1
+    world.features.encode(first.items[0])
+    world.step()
+    world.step()
+    assert follower.cached_len == 32
+
+
+def test_two_that_share_little_do_not_wait_for_each_other():
+    world = World(step_tokens=8)
+    world.submit(prompt=12, family=1)
+    other = world.submit(prompt=40, family=1)
+    world.step()
+    world.step()
+    assert other.status is Status.RUNNING
+
+
+def test_salts_share_nothing():
+    world = World()
+    world.submit(prompt=10, family=1, salt="a")
+    world.drain_queue()
+    world.submit(prompt=10, family=1, salt="b")
+    world.step()
+    assert world.log[-1] == [(1, 0, 10)]
+
+
+def test_a_step_that_failed_leaves_nothing_to_share():
+    world = World()
+    request = world.submit(prompt=30, family=1)
+    world.step()
+    shared = world.memory.prefixes.pages
+    world.scheduler.advance(world.scheduler.schedule())
+    world.scheduler.finish(request, "error")
+    assert world.memory.prefixes.pages <= shared + 3
+    world.scheduler.check_integrity()
+
+
+def test_pictures_of_a_cached_prefix_are_not_encoded_again():
+    world = World()
+    world.submit(prompt=12, items=[(1, (2, 6))], family=1)
+    world.drain_queue()
+    world.features.references.clear()
+    world.submit(prompt=12, items=[(1, (2, 6))], family=1)
+    assert world.scheduler.next_items(100) == []
+    world.step()
+    assert world.log[-1] == [(1, 8, 12)]
+
+
+def test_a_picture_that_the_cached_prefix_cuts_is_encoded_and_its_rest_computed():
+    world = World()
+    world.submit(prompt=7, items=[(1, (2, 6))], family=1)
+    world.drain_queue()
+    world.features.references.clear()
+    longer = world.submit(prompt=12, items=[(1, (2, 6)), (2, (8, 11))], family=1)
+    assert [i.digest for i in world.scheduler.next_items(100)] == [i.digest for i in longer.items]
+    world.step()
+    assert world.log[-1] == [(1, 4, 12)]
+
+
+def test_cached_prefixes_make_room_for_new_requests():
+    world = World(pages=1 + 12)
+    for family in range(5):
+        world.submit(prompt=20, answer=2, family=family)
+    world.drain_queue()
+    assert [r.arrival for r in world.finished] == [0, 1, 2, 3, 4]
+    assert world.memory.prefixes.pages > 0
+
+
+def test_who_was_preempted_goes_on_from_what_the_cache_kept():
+    world = World(pages=1 + 16, step_tokens=64)
+    world.submit(prompt=12, answer=40)
+    second = world.submit(prompt=12, answer=40)
+    while not second.preemptions:
+        world.step()
+    kept = world.memory.cached_len(second)
+    assert kept > 0
+    world.drain()
+    assert second.num_generated == 40
+
+
+def test_equal_prompts_computed_side_by_side_end_on_the_same_pages():
+    """Neither waits when the second is admitted before the first has begun; pages kept twice are freed."""
+    world = World(step_tokens=64)
+    one, two = world.submit(prompt=9, answer=9, family=1), world.submit(prompt=9, answer=9, family=1)
+    one.awaited = two.awaited = None
+    world.step()
+    while two.status is Status.WAITING:
+        world.step()
+    assert one.table.between(0, 2) == two.table.between(0, 2)
+    world.drain()
 
 
 arrivals = st.tuples(
@@ -222,6 +371,7 @@ arrivals = st.tuples(
     st.integers(1, 20),
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), max_size=4),
     st.integers(0, 1),
+    st.sampled_from([None, 1, 2]),
 )
 
 
@@ -231,12 +381,13 @@ arrivals = st.tuples(
     st.integers(1, 24),
     st.integers(14, 40),
     st.integers(1, 6),
+    st.booleans(),
 )
 def test_random_traffic_conserves_pages_and_pins_and_finishes_everything(
-    events, step_tokens, pages, max_running
+    events, step_tokens, pages, max_running, cached
 ):
     """Arrivals with pictures, aborts and steps in any order; ``World.step`` checks integrity each time."""
-    world = World(pages=pages, step_tokens=step_tokens, max_running=max_running)
+    world = World(pages, cached, step_tokens=step_tokens, max_running=max_running)
     for event in events:
         if event == "step":
             world.step()
@@ -245,13 +396,13 @@ def test_random_traffic_conserves_pages_and_pins_and_finishes_everything(
                 world.scheduler.finish(world.requests[event], "abort")
                 world.scheduler.check_integrity()
         else:
-            prompt, answer, sizes, priority = event
+            prompt, answer, sizes, priority, family = event
             spans, at = [], 0
             for name, size in sizes:
                 if at + size <= prompt:
                     spans.append((name, (at, at + size)))
                     at += size + 1
-            world.submit(prompt, answer, spans, priority)
+            world.submit(prompt, answer, spans, priority, family)
     world.drain()
     assert all(r.status is Status.FINISHED for r in world.requests)
     done = [r for r in world.requests if r.finish_reason == "length"]
