@@ -58,6 +58,7 @@ class ChatJob:
             service.spec.sampling,
             max_tokens=wanted.max_completion_tokens or wanted.max_tokens,
             logprobs=(wanted.top_logprobs or 0) if wanted.logprobs else None,
+            response_format=wanted.response_format,
         )
 
     async def complete(self) -> dict[str, Any]:

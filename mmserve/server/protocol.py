@@ -15,8 +15,8 @@ from starlette.requests import Request
 from mmserve.core.errors import InvalidRequest
 from mmserve.media_options import Kind, Options, request_options
 from mmserve.server.errors import UnsupportedMediaType
+from mmserve.server.forms import ResponseFormat, StructuredOutputs
 
-TEXT_FORMATS = {None, "text"}
 INCLUDABLE = ("media",)
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -44,6 +44,7 @@ class SamplingFields(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def stop_texts(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -51,10 +52,6 @@ class SamplingFields(Struct, kw_only=True):
 
 class StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
-
-
-class ResponseFormat(Struct, kw_only=True):
-    type: str | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -89,8 +86,6 @@ class ChatRequest(SamplingFields, kw_only=True):
         for name in ("tools", "functions"):
             if getattr(self, name):
                 raise _unsupported(name, "calling tools")
-        if self.response_format is not None and self.response_format.type not in TEXT_FORMATS:
-            raise _unsupported("response_format", f"the format {self.response_format.type!r}")
         if set(self.modalities or ()) - {"text"}:
             raise _unsupported("modalities", "an answer other than text")
         check_include(self.include)

@@ -5,6 +5,7 @@ from typing import Any
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import SamplingParams
+from mmserve.server.forms import ResponseFormat, form_of
 from mmserve.server.protocol import SamplingFields
 
 ADVISED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -17,8 +18,9 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None = None,
+    response_format: ResponseFormat | None = None,
 ) -> SamplingParams:
-    """``advice`` is the model's own generation settings. Token ids are the engine's to check."""
+    """``advice`` is the model's own generation settings. Token ids and grammars are the engine's to check."""
     fields = {name: advice[name] for name in ADVISED if advice.get(name) is not None}
     fields |= {name: getattr(wanted, name) for name in _PLAIN if getattr(wanted, name) is not None}
     fields["top_k"] = max(0, fields.get("top_k", 0))
@@ -30,4 +32,5 @@ def sampling_params(
         stop_token_ids=tuple(wanted.stop_token_ids or ()),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        grammar=form_of(response_format, wanted.structured_outputs),
     )

@@ -78,7 +78,6 @@ def test_what_is_not_json_says_so(body):
         ({"stream_options": {}}, "stream_options"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
     ],
 )
