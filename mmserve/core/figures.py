@@ -28,6 +28,8 @@ FIGURES: dict[str, Figure] = {
     "pixel_requests": Figure("pixel_requests", "Times that dropped pixels were asked for again", "counter"),
     "kv_pages": Figure("kv_pages", "Pages of the KV pool"),
     "kv_pages_free": Figure("kv_pages_free", "Pages of the KV pool that are free"),
+    "kv_pages_cached": Figure("kv_pages_cached", "Pages of the KV pool that hold prefixes for whoever comes"),
+    "prefix_nodes": Figure("prefix_nodes", "Nodes of the tree of cached prefixes"),
     "encoded_items": Figure("encoded_items", "Vision items encoded", "counter"),
     "encoded_tokens": Figure("encoded_tokens", "Vision tokens encoded", "counter"),
     "encoder_pool_bytes": Figure("encoder_pool_bytes", "Bytes of encoded pictures kept"),
