@@ -25,7 +25,7 @@ from mmserve.engine.attention.choose import attention_for
 from mmserve.engine.features import FeatureClaims
 from mmserve.engine.grammar.base import Matcher
 from mmserve.engine.grammar.desk import GrammarDesk
-from mmserve.engine.grammar.steering import Steering
+from mmserve.engine.grammar.thinking import steered
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape, pages_in
 from mmserve.engine.kv.radix import RadixCache
@@ -98,7 +98,7 @@ class Engine:
             stop_ids=frozenset(sampling.stop_token_ids)
             | (frozenset() if sampling.ignore_eos else self.eos_ids),
             table=PageTable(self.kv.page_size),
-            steering=None if matcher is None else Steering(matcher),
+            steering=steered(prepared.thinking, matcher),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
         )
         self.scheduler.add(request)

@@ -66,5 +66,6 @@ def _rules(p: SamplingParams) -> list[tuple[str, bool, str]]:
         ),
         ("max_tokens", p.max_tokens is None or p.max_tokens > 0, "at least 1"),
         ("min_tokens", p.min_tokens >= 0, "0 or more"),
+        ("thinking_budget", p.thinking_budget is None or p.thinking_budget >= 0, "0 or more"),
         ("logprobs", p.logprobs is None or 0 <= p.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
     ]

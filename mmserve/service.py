@@ -31,13 +31,16 @@ from mmserve.core.messages import (
     VideoPart,
 )
 from mmserve.core.metrics import Metrics, RequestWatch
+from mmserve.core.thinking import ThoughtCount
 from mmserve.engine.detokenizer import Detokenizer, TokenBytes
+from mmserve.engine.grammar.desk import GrammarDesk
 from mmserve.engine.loop import Delivery, EngineThread
 from mmserve.preprocess.cache import EarlyAnswers
 from mmserve.preprocess.desk import PrepareDesk
 from mmserve.preprocess.library import MediaLibrary
 
 if TYPE_CHECKING:
+    from mmserve.engine.grammar.base import GrammarBackend
     from mmserve.preprocess.processor import Processor
     from mmserve.preprocess.prompt import Prepared
     from mmserve.preprocess.spec import ProcessorSpec
@@ -82,7 +85,7 @@ class Service:
         model = load_model(config.model, linear_backend=config.runner.linear_backend)
         spec = ProcessorSpec.load(model.folder)
         processor = Processor(spec, config.media)
-        engine = Engine(model, config, spec.eos_ids)
+        engine = Engine(model, config, spec.eos_ids, _grammars(spec, model.config.text.vocab_size))
         workers = ThreadWorkers(
             processor, threads=config.media.workers, max_preparing=config.media.max_preparing
         )
@@ -198,6 +201,7 @@ class Answer:
         self._prepared = prepared
         self._tokens = tokens
         self._detokenizer = Detokenizer(tokens, request.stop, request.sampling.min_tokens)
+        self._thoughts = ThoughtCount(request.thinking)
         self._completion = 0
         self._ids: list[int] = []  # taken since the last piece of text
         self._logprobs: list[TextLogprob] = []
@@ -219,6 +223,8 @@ class Answer:
         self._ids += output.token_ids
         self._logprobs += [self._shown(logprob) for logprob in output.logprobs or ()]
         spoken = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
+        for token in spoken:
+            self._thoughts.add(token)
         return [self._detokenizer.add(token) for token in spoken]
 
     def _piece(self, text: str, output: TokenOutput) -> TextOutput:
@@ -233,7 +239,8 @@ class Answer:
             error=output.error,
             usage=self._usage(output),
             timings=_ended(output.timings) if self.ended_early else output.timings,
-            media=self._prepared.seen if self.finish_reason else (),
+            media=self._prepared.seen,
+            start=self._prepared.start,
         )
 
     def _usage(self, output: TokenOutput) -> Usage:
@@ -243,6 +250,7 @@ class Answer:
             cached_tokens=output.cached_tokens,
             image_tokens=self._prepared.image_tokens,
             video_tokens=self._prepared.video_tokens,
+            reasoning_tokens=self._thoughts.tokens,
         )
 
     def _shown(self, logprob: TokenLogprob) -> TextLogprob:
@@ -254,6 +262,15 @@ def _desk(config: Config, workers: "Workers", engine: EngineThread, metrics: Met
     cache = config.cache
     answers = EarlyAnswers(cache.early_answers_mib << 20, cache.pixel_cache_mib << 20)
     return PrepareDesk(workers, answers, engine.holds, metrics, max_items=config.media.max_items)
+
+
+def _grammars(spec: "ProcessorSpec", vocab: int) -> GrammarDesk:
+    def make() -> "GrammarBackend":
+        from mmserve.engine.grammar.guidance import GuidanceBackend
+
+        return GuidanceBackend(spec.tokenizer_json, vocab, spec.eos_ids)
+
+    return GrammarDesk(make)
 
 
 def _without_items(prepared: "Prepared") -> "Prepared":

@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
-from mmserve.core.messages import ChatInput, PreparedRequest, Seen, VisionItem
+from mmserve.core.errors import InvalidRequest
+from mmserve.core.messages import ChatInput, PreparedRequest, SamplingParams, Seen, VisionItem
+from mmserve.core.thinking import Start, Thinking
 from mmserve.preprocess.media import Medium
 
 Spans = tuple[tuple[tuple[int, int], ...], ...]
@@ -16,7 +19,8 @@ class Prompt:
     """Words and pictures as tokens: all that a request needs beside its pixels.
 
     ``token_ids`` int32 [N], ``radix_keys`` int64 [N], ``positions`` int32 [3, N], read-only;
-    ``spans[m][i]`` is the token range of item i of medium m; ``stages`` seconds by stage.
+    ``spans[m][i]`` is the token range of item i of medium m; ``stages`` seconds by stage. ``start`` is where
+    the answer begins; ``thinking``, without a budget yet, how its thoughts are told, None if there are none.
     """
 
     token_ids: np.ndarray
@@ -25,18 +29,22 @@ class Prompt:
     position_delta: int
     spans: Spans
     stages: Mapping[str, float] = field(default_factory=dict)
+    start: Start = Start.OUTSIDE
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A request for the engine, and what was seen of each picture and clip, in the order of the messages.
 
-    ``stages`` are seconds by stage of the text; those of a picture or clip are on its ``Medium``.
+    ``stages`` are seconds by stage of the text; those of a picture or clip are on its ``Medium``. The answer
+    begins at ``start``.
     """
 
     request: PreparedRequest
     seen: tuple[Seen, ...] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
+    start: Start = Start.OUTSIDE
 
     @property
     def image_tokens(self) -> int:
@@ -61,8 +69,23 @@ def to_prepared(chat: ChatInput, media: Sequence[Medium], prompt: Prompt) -> Pre
         priority=chat.priority,
         deadline=chat.deadline,
         cache_salt=chat.cache_salt,
+        thinking=_thinking(prompt, chat.sampling),
     )
-    return Prepared(request, tuple(m.seen for m in media), prompt.stages)
+    return Prepared(request, tuple(m.seen for m in media), prompt.stages, prompt.start)
+
+
+def _thinking(prompt: Prompt, sampling: SamplingParams) -> Thinking | None:
+    """How this request's thoughts are told; InvalidRequest if they have a budget that cannot be kept."""
+    thinking = prompt.thinking
+    if thinking is not None:
+        ends = (*thinking.ends, *sampling.stop_token_ids)
+        return replace(thinking, ends=ends, budget=sampling.thinking_budget)
+    if sampling.thinking_budget is not None and prompt.start is not Start.OUTSIDE:
+        raise InvalidRequest(
+            "this model's tokenizer has no token for the end of thoughts, so they can have no budget",
+            param="thinking_token_budget",
+        )
+    return None
 
 
 def _items(media: Sequence[Medium], spans: Spans) -> tuple[VisionItem, ...]:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import ChatInput
+from mmserve.core.thinking import CLOSE, CLOSING, OPEN, Start, Thinking
 from mmserve.preprocess.layout import lay_out, radix_keys
 from mmserve.preprocess.media import Medium
 from mmserve.preprocess.positions import mrope
@@ -15,6 +17,8 @@ from mmserve.preprocess.template import ChatTemplate
 from mmserve.preprocess.tokenizer import Marker, TextTokenizer
 from mmserve.preprocess.work import Stages
 
+TAIL = 256  # characters at the end of a prompt, which tell where its answer begins
+
 
 class Writer:
     """Lays out prompts for one model; safe from many threads."""
@@ -23,11 +27,13 @@ class Writer:
         self.spec = spec
         self.text = TextTokenizer(spec)
         self._template = ChatTemplate(spec.chat_template, spec.special_tokens) if spec.chat_template else None
+        self._thinks = OPEN in (spec.chat_template or "")
+        self._thinking = _thinking(self.text, spec)
 
     def lay_out(self, chat: ChatInput, media: Sequence[Medium]) -> Prompt:
         """The prompt of ``chat``. Of ``media`` only shapes, digests and times are read, never pixels."""
         stages = Stages()
-        ids = self.chat_tokens(chat, stages)
+        ids, start = self._written(chat, stages)
         if not ids:
             raise InvalidRequest("the prompt is empty", param="messages")
         with stages.timing("layout"):
@@ -41,16 +47,21 @@ class Writer:
             position_delta=delta,
             spans=layout.spans,
             stages=stages.seconds,
+            start=start,
+            thinking=self._told(start),
         )
 
-    def chat_tokens(self, chat: ChatInput, stages: Stages | None = None) -> list[int]:
+    def chat_tokens(self, chat: ChatInput) -> list[int]:
         """Token ids of a conversation or raw prompt, with one placeholder for each picture or clip."""
-        stages = stages or Stages()
+        return self._written(chat, Stages())[0]
+
+    def _written(self, chat: ChatInput, stages: Stages) -> tuple[list[int], Start]:
+        """Token ids, and where the answer begins: what follows a raw prompt is the caller's matter."""
         if isinstance(chat.prompt, tuple):
-            return self._checked(chat.prompt)
+            return self._checked(chat.prompt), Start.OUTSIDE
         if chat.prompt is not None:
             with stages.timing("tokenise"):
-                return self.text.encode(chat.prompt)
+                return self.text.encode(chat.prompt), Start.OUTSIDE
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use a raw prompt", param="messages")
         marker = Marker(self.text.reserved)
@@ -62,7 +73,12 @@ class Writer:
                 kwargs=chat.template_kwargs,
             )
         with stages.timing("tokenise"):
-            return self.text.encode_marked(text, marker)
+            return self.text.encode_marked(text, marker), Start.of(text[-TAIL:], self._thinks)
+
+    def _told(self, start: Start) -> Thinking | None:
+        if start is Start.OUTSIDE or self._thinking is None:
+            return None
+        return replace(self._thinking, inside=start is Start.INSIDE)
 
     def _checked(self, ids: tuple[int, ...]) -> list[int]:
         for token in ids:
@@ -71,6 +87,14 @@ class Writer:
                     f"there is no token {token}; this model's are 0 to {self.text.size - 1}", param="prompt"
                 )
         return list(ids)
+
+
+def _thinking(text: TextTokenizer, spec: ProcessorSpec) -> Thinking | None:
+    """How thoughts are told by token ids; None where the tags are no tokens."""
+    opening, closing = text.encode(OPEN), text.encode(CLOSE)
+    if len(opening) != 1 or len(closing) != 1:
+        return None
+    return Thinking(opening[0], closing[0], tuple(text.encode(CLOSING)), spec.eos_ids)
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

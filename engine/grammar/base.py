@@ -21,6 +21,10 @@ class Matcher(Protocol):
     def complete(self) -> bool:
         """Whether the form is whole and nothing more can be added."""
 
+    @property
+    def free(self) -> bool:
+        """Whether anything may come from now on, so that nobody need ask again."""
+
     def fill(self, row: BitRow) -> None:
         """Set ``row`` [ceil(vocab / 32)] to the tokens that may come next. GrammarFault if that fails."""
 

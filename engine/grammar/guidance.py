@@ -47,6 +47,10 @@ class GuidanceMatcher:
     def complete(self) -> bool:
         return self._matcher.is_stopped()
 
+    @property
+    def free(self) -> bool:
+        return False  # the end must come from the grammar too
+
     def fill(self, row: BitRow) -> None:
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._check()

@@ -19,6 +19,11 @@ class Steering:
         """Whether only the end may come now."""
         return self._matcher.complete
 
+    @property
+    def free(self) -> bool:
+        """Whether it has nothing to say any more."""
+        return self.fault is None and self._matcher.free
+
     def allow(self, row: BitRow) -> None:
         """Set the bits of the tokens that may come next; all of them where nothing can be said any more,
         since the request ends before its token is used."""

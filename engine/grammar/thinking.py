@@ -5,30 +5,22 @@ BEFORE ──open──▶ THINKING ──budget used──▶ CLOSING ──▶
    └──────────────── any other token ───────────────────┘
 """
 
+import copy
 from collections.abc import Iterable
 from enum import Enum
 
 import numpy as np
-from msgspec import Struct
 
+from mmserve.core.thinking import Thinking
 from mmserve.engine.grammar.base import BitRow, GrammarFault, Matcher
-from mmserve.engine.grammar.steering import ANYTHING
+from mmserve.engine.grammar.steering import ANYTHING, Steering
 
 
-class Thinking(Struct, frozen=True):
-    """How a model thinks, as token ids.
-
-    ``open_id`` and ``close_id`` are the tags, ``closing`` what is said for the model when ``budget`` tokens
-    were thought (line breaks, say, and the closing tag among them), ``ends`` the tokens that end an answer.
-    ``inside`` is whether the prompt has opened the tag. ``budget`` None is no limit.
-    """
-
-    open_id: int
-    close_id: int
-    closing: tuple[int, ...]
-    ends: tuple[int, ...] = ()
-    inside: bool = False
-    budget: int | None = None
+def steered(thinking: Thinking | None, form: Matcher | None) -> Steering | None:
+    """What keeps thoughts to their budget, and the answer after them to its ``form``; None if all is free."""
+    if thinking is not None and (form is not None or thinking.budget is not None):
+        return Steering(ThinkingMatcher(thinking, form))
+    return None if form is None else Steering(form)
 
 
 class State(Enum):
@@ -55,6 +47,15 @@ class ThinkingMatcher:
     @property
     def complete(self) -> bool:
         return self._state is State.AFTER and self._form is not None and self._form.complete
+
+    @property
+    def free(self) -> bool:
+        return self._state is State.AFTER and self._form is None
+
+    def copy(self) -> "ThinkingMatcher":
+        twin = copy.copy(self)
+        twin._form = None if self._form is None else self._form.copy()
+        return twin
 
     def fill(self, row: BitRow) -> None:
         if self._state is State.CLOSING:

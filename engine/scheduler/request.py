@@ -43,7 +43,7 @@ class Request:
     max_tokens: int
     stop_ids: frozenset[int]
     table: PageTable
-    steering: Steering | None = None  # of a request whose answer must have a form
+    steering: Steering | None = None  # of an answer with a form, or a budget for thoughts, until it is free
     items: list[VisionItem] = field(init=False)
     token_ids: npt.NDArray[np.int32] = field(init=False)
     num_tokens: int = field(init=False)
@@ -134,6 +134,8 @@ class Request:
         self.num_tokens += 1
         if self.steering:
             self.steering.accept(token)
+            if self.steering.free:
+                self.steering = None
         if ends:
             self.finish_reason = "stop"
         elif self.num_generated >= self.max_tokens:

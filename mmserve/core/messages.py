@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from msgspec import Struct
 
+from mmserve.core.thinking import Start, Thinking
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -81,6 +83,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
 
     ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. ``logprobs`` is None (off) or the number of
     alternatives to report beside the chosen token. ``max_tokens`` None means up to the context's end.
+    ``thinking_budget`` is the most tokens that a model may think before it answers; None is no limit.
     """
 
     temperature: float = 1.0
@@ -98,6 +101,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
+    thinking_budget: int | None = None
 
 
 class ChatInput(Struct, frozen=True, kw_only=True):
@@ -168,6 +172,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
 
     ``radix_keys`` equals ``token_ids`` except under an item, where it is derived from the digest.
     The position of generated token number g (from 0) is ``N + g + position_delta`` on all three axes.
+    ``thinking`` is how thoughts are told in the answer; None where there will be none.
     """
 
     request_id: str
@@ -182,6 +187,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     cache_salt: str | None = None
     adapter: str | None = None
+    thinking: Thinking | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -233,13 +239,14 @@ class PixelsWanted(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Token counts of one request so far."""
+    """Token counts of one request so far. ``reasoning_tokens`` are of the completion's."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     image_tokens: int = 0
     video_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class TextLogprob(Struct, frozen=True):
@@ -253,7 +260,8 @@ class TextLogprob(Struct, frozen=True):
 class TextOutput(Struct, frozen=True, kw_only=True):
     """New text of one request: whole characters only, and never a part of a stop string.
 
-    ``media`` comes with the ``finish_reason``: what was seen of each picture and clip, in their order.
+    ``media``, what was seen of each picture and clip, and ``start``, where the answer begins, are the same in
+    every piece.
     """
 
     request_id: str
@@ -265,3 +273,4 @@ class TextOutput(Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     timings: Timings | None = None
     media: tuple[Seen, ...] = ()
+    start: Start = Start.OUTSIDE

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
+from mmserve.core.thinking import Start
 from mmserve.parsing.argument_types import Schema
 from mmserve.parsing.events import CallEnd, Content, Event
-from mmserve.parsing.reasoning import ReasoningParser, Start
+from mmserve.parsing.reasoning import ReasoningParser
 from mmserve.parsing.tools import ToolParser
 
 

@@ -6,30 +6,9 @@ The line breaks just inside the tags and after the closing one are layout: templ
 take them away again, and so does the parser.
 """
 
-import re
-from enum import Enum
-
+from mmserve.core.thinking import CLOSE, OPEN, Start
 from mmserve.parsing.events import Content, Reasoning
 from mmserve.parsing.incremental import Incremental, Steps, held
-
-OPEN, CLOSE = "<think>", "</think>"
-_OPENED = re.compile(f"{OPEN}\\s*$")
-
-
-class Start(Enum):
-    """Where the answer begins, which the end of the prompt decides."""
-
-    UNDECIDED = "undecided"  # the model thinks if it opens the tag itself
-    INSIDE = "inside"  # the prompt has opened the tag
-    OUTSIDE = "outside"  # there will be no thoughts: a later tag is a word like any other
-
-    @classmethod
-    def of(cls, prompt: str, thinks: bool) -> "Start":
-        """The start after ``prompt`` or its last words; ``thinks`` is whether the template knows the tag."""
-        if _OPENED.search(prompt):
-            return cls.INSIDE
-        closed = prompt.rstrip().endswith(CLOSE)
-        return cls.UNDECIDED if thinks and not closed else cls.OUTSIDE
 
 
 class ReasoningParser(Incremental):

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from mmserve.core.messages import Grammar
+from mmserve.core.thinking import Thinking, ThoughtCount
 from mmserve.engine.grammar.base import GrammarFault
 from mmserve.engine.grammar.guidance import GuidanceBackend
 from mmserve.engine.grammar.mask import steer
 from mmserve.engine.grammar.steering import Steering
-from mmserve.engine.grammar.thinking import Thinking, ThinkingMatcher
+from mmserve.engine.grammar.thinking import ThinkingMatcher, steered
 from mmserve.models.hub import resolve
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.tokenizer import TextTokenizer
@@ -41,7 +42,7 @@ def after(matcher, *tokens):
 class Form:
     """An answer of one WORD."""
 
-    complete = False
+    complete = free = False
 
     def fill(self, row):
         row[:] = 0
@@ -108,6 +109,49 @@ def test_a_token_that_was_not_allowed_is_a_fault(tokens):
         matcher.accept(token)
     with pytest.raises(GrammarFault):
         matcher.accept(tokens[-1])
+
+
+def test_a_copy_goes_its_own_way():
+    one = ThinkingMatcher(thinking(budget=1, inside=True))
+    other = one.copy()
+    one.accept(WORD)
+    assert (allowed(one), allowed(other)) == ({BREAK}, EVERY - {END})
+
+
+def test_only_a_form_or_a_budget_steers():
+    assert steered(None, None) is None
+    assert steered(thinking(), None) is None
+    assert steered(thinking(budget=0), None)
+    assert steered(thinking(), Form())
+    assert steered(None, Form())
+
+
+def test_what_has_nothing_to_say_any_more_is_free():
+    steering = steered(thinking(budget=9), None)
+    steering.accept(OPEN)
+    assert not steering.free
+    steering.accept(CLOSE)
+    assert steering.free
+    steering = steered(thinking(), Form())
+    steering.accept(WORD)
+    assert not steering.free
+
+
+@pytest.mark.parametrize(
+    ("inside", "tokens", "count"),
+    [
+        (True, (WORD, WORD, CLOSE, WORD), 2),
+        (False, (OPEN, WORD, CLOSE, WORD, OPEN, WORD), 1),
+        (False, (WORD, WORD), 0),
+        (True, (OPEN, WORD), 1),
+        (False, (CLOSE, OPEN, WORD), 1),
+    ],
+)
+def test_thoughts_are_counted_without_their_tags(inside, tokens, count):
+    counted = ThoughtCount(thinking(inside=inside))
+    for token in tokens:
+        counted.add(token)
+    assert counted.tokens == count
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -4,8 +4,8 @@ from helpers.cut_text import cuts, parsed, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmserve.core.thinking import Start
 from mmserve.parsing.combined import AnswerParser
-from mmserve.parsing.reasoning import Start
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 

@@ -5,8 +5,9 @@ from helpers.cut_text import cuts, parsed, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmserve.core.thinking import Start
 from mmserve.parsing.events import Content, Reasoning
-from mmserve.parsing.reasoning import ReasoningParser, Start
+from mmserve.parsing.reasoning import ReasoningParser
 
 PIECES = st.sampled_from(
     ["<think>", "</think>", "<think", "</", "think>", "\n", " ", "a", "Käse 🧀", "<", "`"]

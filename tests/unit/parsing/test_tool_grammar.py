@@ -6,12 +6,12 @@ import pytest
 import torch
 from helpers.cut_text import told
 
+from mmserve.core.thinking import Start
 from mmserve.engine.grammar.guidance import GuidanceBackend
 from mmserve.engine.grammar.mask import steer
 from mmserve.engine.grammar.steering import Steering
 from mmserve.models.hub import resolve
 from mmserve.parsing.combined import AnswerParser
-from mmserve.parsing.reasoning import Start
 from mmserve.parsing.tool_grammar import ToolForm, tool_grammar
 from mmserve.parsing.toolbox import read_toolbox
 from mmserve.preprocess.spec import ProcessorSpec

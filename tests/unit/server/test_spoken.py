@@ -6,8 +6,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessage
 
 from mmserve.core.errors import InvalidRequest
+from mmserve.core.thinking import Start
 from mmserve.parsing.combined import AnswerParser
-from mmserve.parsing.reasoning import Start
 from mmserve.server.spoken import Spoken, template_calls
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
