@@ -27,7 +27,8 @@ async def idle(service, seconds=5.0):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         stats = service.stats()
-        if not stats["running"] and not stats["waiting"] and stats["kv_pages_free"] == stats["kv_pages"]:
+        unowned = stats["kv_pages_free"] + stats["kv_pages_cached"]
+        if not stats["running"] and not stats["waiting"] and unowned == stats["kv_pages"]:
             return True
         await asyncio.sleep(0.01)
     return False
