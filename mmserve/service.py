@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -70,33 +70,48 @@ class Service:
 
     @classmethod
     def load(cls, config: Config) -> "Service":
-        """Load the model and start its engine. ModelLoadError or ConfigError say what is wrong."""
+        """Load the model and start its engine; the workers start meanwhile.
+
+        ModelLoadError, ConfigError or WorkersDead say what is wrong.
+        """
         prepare_environment()
+        from mmserve.models.hub import resolve
+        from mmserve.preprocess.spec import ProcessorSpec
+        from mmserve.preprocess.workers import make_workers
+
+        options = config.model
+        spec = ProcessorSpec.load(
+            resolve(options.model, options.revision, weights=options.load_format != "dummy")
+        )
+        workers = make_workers(spec, config)
+        try:
+            return cls._load(config, spec, workers)
+        except BaseException:
+            _run_apart(workers.close())
+            raise
+
+    @classmethod
+    def _load(cls, config: Config, spec: "ProcessorSpec", workers: "Workers") -> "Service":
         import torch
 
         from mmserve.engine.engine import Engine
         from mmserve.models.registry import load_model
         from mmserve.preprocess.processor import Processor
-        from mmserve.preprocess.spec import ProcessorSpec
-        from mmserve.preprocess.threads import ThreadWorkers
 
         if config.runner.threads:
             torch.set_num_threads(config.runner.threads)
-        model = load_model(config.model, linear_backend=config.runner.linear_backend)
-        spec = ProcessorSpec.load(model.folder)
         processor = Processor(spec, config.media)
+        model = load_model(config.model, linear_backend=config.runner.linear_backend)
         engine = Engine(model, config, spec.eos_ids, _grammars(spec, model.config.text.vocab_size))
-        workers = ThreadWorkers(
-            processor, threads=config.media.workers, max_preparing=config.media.max_preparing
-        )
+        workers.wait_ready()
         log.info("a prompt and its answer may have %d tokens", engine.max_model_len)
         log.info("backends: %s", ", ".join(f"{op} {form}" for op, form in model.backends.items()))
         return cls(config, processor, workers, EngineThread(engine))
 
     @property
     def ready(self) -> bool:
-        """Whether the engine runs."""
-        return self._engine.alive
+        """Whether the engine runs and the workers answer."""
+        return self._engine.alive and self._desk.workers.ready
 
     def stats(self) -> dict[str, Any]:
         """Counts and gauges of the engine (see ``Engine.stats``), of preprocessing and of what callers have
@@ -163,11 +178,9 @@ class Service:
                 self._engine.abort(chat.request_id, inbox.deliver)
 
     def close(self) -> None:
-        """Abort what still runs and free the threads."""
+        """Abort what still runs, free the threads and end the workers."""
         self._engine.stop()
-        closing = threading.Thread(target=lambda: asyncio.run(self._desk.close()))
-        closing.start()  # on a thread, since the caller may stand in an event loop
-        closing.join()
+        _run_apart(self._desk.close())
 
 
 class Inbox:
@@ -271,6 +284,13 @@ def _grammars(spec: "ProcessorSpec", vocab: int) -> GrammarDesk:
         return GuidanceBackend(spec.tokenizer_json, vocab, spec.eos_ids)
 
     return GrammarDesk(make)
+
+
+def _run_apart(closing: Coroutine[Any, Any, None]) -> None:
+    """Wait for ``closing`` on a thread of its own, since the caller may stand in an event loop."""
+    thread = threading.Thread(target=asyncio.run, args=(closing,))
+    thread.start()
+    thread.join()
 
 
 def _without_items(prepared: "Prepared") -> "Prepared":

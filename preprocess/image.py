@@ -145,7 +145,7 @@ def reading() -> Iterator[None]:
     """Whatever a decoder raises becomes a MediaError."""
     try:
         yield
-    except (MMServeError, Cancelled):
+    except (MMServeError, Cancelled, MemoryError):
         raise
     except Image.DecompressionBombError as error:
         raise MediaError(f"the picture is too large: {error}") from None

@@ -15,6 +15,9 @@ class Seats:
     def __len__(self) -> int:
         return len(self._parts)
 
+    def __contains__(self, request: object) -> bool:
+        return request in self._parts
+
     def take(self, request: object) -> None:
         """One more part of ``request``; Overloaded if it is a new one and every seat is taken."""
         if request not in self._parts and len(self._parts) >= self.limit:

@@ -36,6 +36,9 @@ class ThreadWorkers:
     def ready(self) -> bool:
         return not self._closed
 
+    def wait_ready(self) -> None:
+        pass
+
     async def see(
         self, part: MediaPart, *, request: str | None = None, deadline: float | None = None
     ) -> Medium:

@@ -1,12 +1,19 @@
 """Who decodes pictures and clips and who lays out prompts: processes, or threads of this process."""
 
-import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from mmserve.core.config import Config
 from mmserve.core.messages import ChatInput
 from mmserve.preprocess.media import MediaPart, Medium
+from mmserve.preprocess.pool.pool import WorkerPool
+from mmserve.preprocess.processor import Processor
 from mmserve.preprocess.prompt import Prepared
+from mmserve.preprocess.spec import ProcessorSpec
+from mmserve.preprocess.threads import ThreadWorkers
+
+log = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
@@ -18,6 +25,9 @@ class Workers(Protocol):
     @property
     def ready(self) -> bool:
         """Whether jobs can be done now."""
+
+    def wait_ready(self) -> None:
+        """Return when jobs can be done; WorkersDead if they never can."""
 
     async def see(
         self, part: MediaPart, *, request: str | None = None, deadline: float | None = None
@@ -39,14 +49,11 @@ class Workers(Protocol):
         """End all workers; calls under way fail."""
 
 
-async def prepare(workers: Workers, chat: ChatInput, parts: Sequence[MediaPart]) -> Prepared:
-    """See all ``parts`` of ``chat`` at once, then assemble it; the first error gives up the others."""
-    jobs = [workers.see(part, request=chat.request_id, deadline=chat.deadline) for part in parts]
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        media = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return await workers.assemble(chat, media)
+def make_workers(spec: ProcessorSpec, config: Config) -> Workers:
+    """The form that ``config.media.workers`` asks for. Processes go on starting after this returns."""
+    media = config.media
+    if media.workers:
+        log.info("%d processes decode pictures and clips, one more lays out prompts", media.workers)
+        return WorkerPool(spec, media)
+    log.info("pictures and clips are decoded on threads of this process (workers is 0)")
+    return ThreadWorkers(Processor(spec, media), max_preparing=media.max_preparing)

@@ -101,7 +101,22 @@ class RunnerOptions(Section):
 
 @dataclass(frozen=True)
 class MediaOptions(Section):
-    workers: int = option(2, "preprocessing workers", low=1, high=256)
+    workers: int = option(
+        2,
+        "processes that decode pictures and clips; 0 decodes on threads of the server itself, where a file"
+        " that crashes a decoder or takes all memory takes the server with it",
+        low=0,
+        high=256,
+    )
+    worker_memory_mib: int = option(
+        2048, "memory that one worker may use in MiB; a picture or clip that takes more is refused", low=256
+    )
+    arena_mib: int = option(
+        1024, "memory for pixels on their way to the model, and for files in work, in MiB", low=16
+    )
+    prepare_timeout_s: float = option(
+        60.0, "seconds that a picture or clip may wait for a worker, and again that it may take", low=0.1
+    )
     max_preparing: int = option(
         256, "requests whose media and text are being prepared before new ones are refused with 503", low=1
     )

@@ -88,6 +88,14 @@ class EngineDead(MMServeError):
     code = "engine_dead"
 
 
+class WorkersDead(MMServeError):
+    """There are no preprocessing workers: they do not start, or were closed."""
+
+    status = 503
+    type = "server_error"
+    code = "workers_dead"
+
+
 class ConfigError(MMServeError):
     """An option is unknown, out of range or contradicts another."""
 

@@ -1,0 +1,1 @@
+"""Preprocessing in worker processes over one arena of shared memory."""
