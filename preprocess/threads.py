@@ -50,7 +50,13 @@ class ThreadWorkers:
             return await self._run(self.processor.assemble, chat, media)
 
     def stats(self) -> dict[str, Any]:
-        return {"workers": "threads", "preparing": len(self._seats)}
+        pieces = self.processor.text.pieces
+        return {
+            "workers": "threads",
+            "preparing": len(self._seats),
+            "token_pieces_hits": pieces.hits,
+            "token_pieces_misses": pieces.misses,
+        }
 
     async def close(self) -> None:
         """Give up what has not begun and wait for what has."""

@@ -2,13 +2,16 @@
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from mmserve.core.errors import ModelLoadError
+from mmserve.preprocess.pieces import PieceCache
 from mmserve.preprocess.spec import ProcessorSpec
+
+PIECE_BYTES = 32 << 20
 
 # Added tokens that steer the model. Others (<think>, <tool_call>, ...) are words that anyone may write.
 _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
@@ -17,10 +20,11 @@ _CONTROL = re.compile(r"<\|.*\|>", re.DOTALL)
 class TextTokenizer:
     """The model's own tokenizer, and the same without its added tokens.
 
-    Reserved are the added tokens that the tokenizer calls special, and all of the form ``<|...|>``.
+    Reserved are the added tokens that the tokenizer calls special, and all of the form ``<|...|>``. The
+    pieces of a rendered template between added tokens are remembered (``pieces``).
     """
 
-    def __init__(self, spec: ProcessorSpec) -> None:
+    def __init__(self, spec: ProcessorSpec, piece_bytes: int = PIECE_BYTES) -> None:
         try:
             self._full = Tokenizer.from_str(spec.tokenizer_json)
         except Exception as error:  # the tokenizers library raises plain Exception
@@ -32,6 +36,8 @@ class TextTokenizer:
         self._added = {token.content: i for i, token in added.items()}
         self.size = max([self._literal.get_vocab_size(), *(i + 1 for i in added)])  # ids are 0 to size - 1
         self.reserved = tuple(t.content for t in added.values() if t.special or _CONTROL.fullmatch(t.content))
+        self._separable = _separable(added.values(), spec.tokenizer_json)
+        self.pieces = PieceCache(piece_bytes)
         longest_first = sorted(self._added, key=len, reverse=True)
         self._cuts = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
@@ -48,18 +54,29 @@ class TextTokenizer:
 
         Equal to ``encode`` when there is no mark in ``text``.
         """
-        if marker.mark not in text or self._cuts is None:
+        if self._cuts is None or (marker.mark not in text and not self._separable):
             return self.encode(text)
         ids: list[int] = []
         for piece in self._cuts.split(text):
             if piece in self._added:
                 ids.append(self._added[piece])
             elif piece:
-                ids += self.encode_literal(marker.clean(piece))
+                ids += self.pieces.get(marker.clean(piece), self.encode_literal)
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._full.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+
+def _separable(added: Iterable[AddedToken], tokenizer_json: str) -> bool:
+    """Whether what stands between added tokens is tokenised as if it stood alone.
+
+    So it is unless an added token takes spaces from its neighbours, is looked for in the normalised text or
+    as a whole word only, or the tokenizer treats the beginning of the whole text in a way of its own.
+    """
+    if any(t.lstrip or t.rstrip or t.single_word or t.normalized for t in added):
+        return False
+    return re.search(r'"prepend_scheme"\s*:\s*"first"', tokenizer_json) is None
 
 
 def whole(text: str) -> str:

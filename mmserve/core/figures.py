@@ -49,6 +49,8 @@ FIGURES: dict[str, Figure] = {
     "jobs_cancelled": Figure("jobs_cancelled", "Jobs whose caller left", "counter"),
     "arena_bytes": Figure("arena_bytes", "Bytes of shared memory for pixels"),
     "arena_used_bytes": Figure("arena_used_bytes", "Bytes of it in use"),
+    "token_pieces_hits": Figure("cache_hits", _HITS, "counter", "token_pieces"),
+    "token_pieces_misses": Figure("cache_misses", _MISSES, "counter", "token_pieces"),
     "media_in_flight": Figure("media_in_flight", "Pictures and clips being decoded, or waiting for it"),
     "media_shared": Figure("media_shared", "Waits for what another request was having decoded", "counter"),
     "early_answers": Figure("early_answers", "Pictures and clips of which it is known what they become"),

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -260,23 +261,27 @@ class SeeJob(Job[Medium]):
 
 
 class LayOutJob(Job[Prompt]):
-    """Lay out one prompt."""
+    """Lay out one prompt. ``pieces`` counts what was tokenised before."""
 
     what = "the prompt"
     param = "messages"
 
-    def __init__(self, chat: ChatInput, media: Sequence[Medium], seconds: float) -> None:
+    def __init__(
+        self, chat: ChatInput, media: Sequence[Medium], pieces: Counter[str], seconds: float
+    ) -> None:
         super().__init__(chat.request_id, seconds, chat.deadline)
+        self.pieces = pieces
         self.chat = plain_chat(chat)
         self.media = tuple(map(without_pixels, media))
 
     async def run(self, worker: WorkerProcess) -> Prompt | None:
         worker.send(LayOut(self.number, self.chat, self.media))
         match await worker.receive():
-            case LaidOut(prompt=prompt, memory_bytes=held):
-                self.memory_bytes = held
-                stages = {"queue": self.begun - self.submitted, **prompt.stages}
-                return replace(prompt, stages=stages)
+            case LaidOut() as done:
+                self.memory_bytes = done.memory_bytes
+                self.pieces.update(hits=done.hits, misses=done.misses)
+                stages = {"queue": self.begun - self.submitted, **done.prompt.stages}
+                return replace(done.prompt, stages=stages)
             case message:
                 self._finish(message)
                 return None

@@ -139,7 +139,11 @@ class Seen(Struct, tag=True, frozen=True):
 
 
 class LaidOut(Struct, tag=True, frozen=True):
+    """``hits`` and ``misses`` are of pieces of text that were tokenised before."""
+
     prompt: Prompt
+    hits: int
+    misses: int
     memory_bytes: int
 
 

@@ -1,6 +1,7 @@
 """``Workers`` as processes: what callers see of the pool."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,7 @@ class WorkerPool:
     def __init__(self, spec: ProcessorSpec, options: MediaOptions) -> None:
         background_color(options)
         self._seconds = options.prepare_timeout_s
+        self._pieces: Counter[str] = Counter()
         self._memory = PixelMemory(Arena(options.arena_mib << 20, self._freed))
         memory_bytes = options.worker_memory_mib << 20
         bare = replace(spec, tokenizer_json="", chat_template=None)
@@ -53,7 +55,7 @@ class WorkerPool:
         return await asyncio.wrap_future(self._keeper.submit(self._eyes, job))
 
     async def assemble(self, chat: ChatInput, media: Sequence[Medium]) -> Prepared:
-        job = LayOutJob(chat, media, self._seconds)
+        job = LayOutJob(chat, media, self._pieces, self._seconds)
         prompt = await asyncio.wrap_future(self._keeper.submit(self._writer, job))
         return to_prepared(chat, media, prompt)
 
@@ -66,6 +68,8 @@ class WorkerPool:
             "workers_recycled": keeper.recycled,
             "preparing": len(self._eyes.seats) + len(self._writer.seats),
             "jobs_queued": len(self._eyes.queue) + len(self._writer.queue),
+            "token_pieces_hits": self._pieces["hits"],
+            "token_pieces_misses": self._pieces["misses"],
             "arena_bytes": arena.total,
             "arena_used_bytes": arena.used,
             **{f"jobs_{outcome}": keeper.outcomes[outcome] for outcome in OUTCOMES},

@@ -131,10 +131,13 @@ class Worker:
         from mmserve.preprocess.writer import Writer
 
         writer = Writer(hello.spec)
+        pieces = writer.text.pieces
 
         def lay_out(job: ToWorker) -> LaidOut:
             assert isinstance(job, LayOut)
-            return LaidOut(writer.lay_out(job.chat, job.media), memory_held())
+            hits, misses = pieces.hits, pieces.misses
+            prompt = writer.lay_out(job.chat, job.media)
+            return LaidOut(prompt, pieces.hits - hits, pieces.misses - misses, memory_held())
 
         return lay_out
 

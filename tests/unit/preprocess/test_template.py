@@ -1,12 +1,13 @@
 """A caller's words stay words: in every turn, split over parts, whatever the template does with them."""
 
 import functools
+import json
 import tempfile
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.tiny_folder import SPECIALS, TEMPLATE, token_ids, write_folder
+from helpers.tiny_folder import PLAIN, SPECIALS, TEMPLATE, token_ids, write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -226,3 +227,62 @@ def test_a_tokenizer_that_cannot_be_used_is_a_load_error(tmp_path):
 
 def test_the_template_of_the_tests_is_used(spec):
     assert spec.chat_template == TEMPLATE
+
+
+# ---------------------------------------------------------------- pieces met before
+
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+WORDS = st.lists(
+    st.sampled_from(
+        [*EVIL, *SPECIALS, "<think>", "Hello ", "world", " ", "\n", "čaj ", "日本", "é", "e\u0301", "<"]
+    ),
+    max_size=6,
+).map("".join)
+
+
+@given(st.lists(st.tuples(ROLES, WORDS), min_size=1, max_size=8))
+def test_a_conversation_that_goes_on_is_tokenised_as_if_it_were_new(turns):
+    """By a tokenizer that has met every earlier state of it, and by one that remembers nothing."""
+    for n in range(1, len(turns) + 1):
+        grown = chat(*turns[:n])
+        assert shared().chat_tokens(grown) == forgetful().chat_tokens(grown)
+
+
+@functools.cache
+def forgetful():
+    processor = Processor(shared().spec, MediaOptions())
+    processor.text.pieces.capacity = 0
+    return processor
+
+
+@given(
+    st.lists(
+        st.sampled_from([*SPECIALS, *PLAIN, *EVIL, "Hello", " world", " ", "\n\n", "e\u0301", "<|im", "12"])
+    )
+)
+def test_tokens_of_unmarked_text_are_the_tokenizer_s_own(pieces):
+    text = "".join(pieces)
+    assert shared().text.encode_marked(text, Marker(())) == shared().text.encode(text)
+
+
+def test_earlier_turns_are_not_tokenised_again(spec):
+    processor = Processor(spec, MediaOptions())
+    pieces = processor.text.pieces
+    turns = [("user", "first"), ("assistant", "second"), ("user", "third")]
+    processor.chat_tokens(chat(*turns))
+    missed = pieces.misses
+    processor.chat_tokens(chat(*turns, ("assistant", "fourth"), ("user", "fifth")))
+    assert pieces.misses == missed + 2
+    assert pieces.hits > len(turns)
+
+
+@pytest.mark.parametrize("habit", ["lstrip", "rstrip", "single_word", "normalized"])
+def test_added_tokens_that_look_beyond_themselves_are_left_to_the_tokenizer(tmp_path, habit):
+    folder = write_folder(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    next(t for t in content["added_tokens"] if t["content"] == "<|im_end|>")[habit] = True
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    text = TextTokenizer(ProcessorSpec.load(folder))
+    for words in ("a <|im_end|> b", "a<|im_end|>b", "a <|im_start|>b <|im_end|>"):
+        assert text.encode_marked(words, Marker(())) == text.encode(words)
+    assert text.pieces.misses == 0

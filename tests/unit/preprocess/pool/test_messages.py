@@ -42,7 +42,7 @@ def test_a_worker_learns_all_that_the_model_s_folder_says(tmp_path):
 def test_a_prompt_s_arrays_arrive_as_they_were():
     arrays = np.arange(5, dtype=np.int32), np.arange(5) << 60, np.ones((3, 5), np.int32)
     prompt = Prompt(*arrays, -2, (((0, 1),), ()), {"layout": 0.5})
-    came = sent(LaidOut(prompt, 7), from_worker).prompt
+    came = sent(LaidOut(prompt, 1, 2, 7), from_worker).prompt
     for ours, theirs in zip(arrays, (came.token_ids, came.radix_keys, came.positions), strict=True):
         assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist())
         assert not theirs.flags.writeable

@@ -96,6 +96,13 @@ async def test_a_request_becomes_what_it_becomes_in_one_thread(pool, processor):
     assert {"queue", "template", "tokenise", "layout"} <= ours.stages.keys()
 
 
+async def test_turns_that_were_met_before_are_not_tokenised_again(pool):
+    hits = pool.stats()["token_pieces_hits"]
+    for words in ("Hello", "Hello"):
+        await pool.assemble(chat_of(TextPart(words)), [])
+    assert pool.stats()["token_pieces_hits"] > hits
+
+
 async def test_errors_are_those_of_one_thread(pool, processor):
     for part in (
         ImagePart(data=b"junk", param="p"),
