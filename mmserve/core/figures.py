@@ -37,7 +37,7 @@ FIGURES: dict[str, Figure] = {
         "encoder_pool_evictions", "Encoded pictures dropped for room", "counter"
     ),
     "preparing": Figure("requests_preparing", "Requests whose media and text are being prepared"),
-    "workers_alive": Figure("workers_alive", "Preprocessing processes that answer"),
+    "workers_alive": Figure("workers", "Preprocessing processes that answer"),
     "workers_lost": Figure("workers_lost", "Workers that ended or were killed over a job", "counter"),
     "workers_recycled": Figure("workers_recycled", "Workers replaced for their age or memory", "counter"),
     "jobs_queued": Figure("jobs_queued", "Pictures, clips and prompts that wait for a worker"),

@@ -1,6 +1,6 @@
 import pytest
+from helpers.pool_watch import settle
 from helpers.tiny_folder import write_folder
-from pool_watch import settle
 
 from mmserve.core.config import MediaOptions
 from mmserve.preprocess.pool.pool import WorkerPool

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 from helpers.media_files import clip_file, picture_file
+from helpers.pool_watch import at_work, eyes, gone, pids, settle, state, ticks, until
 from helpers.preparing import chat_of, picture, prepared
 from PIL import Image
-from pool_watch import at_work, gone, pids, settle, state, ticks, until
 
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import InvalidRequest, MediaError, Overloaded, WorkersDead
@@ -157,7 +157,7 @@ async def test_one_picture_does_not_wait_for_the_many_of_another_request(single)
 
 async def test_words_do_not_wait_for_a_long_clip(single):
     watching = asyncio.create_task(single.see(long_clip()))
-    await at_work(single)
+    await at_work(*eyes(single))
     await single.assemble(chat_of(TextPart("Hello")), [])
     assert not watching.done()
     watching.cancel()
@@ -179,7 +179,7 @@ async def test_cancelling_gives_places_and_memory_back_and_costs_no_worker(singl
     workers = pids(single)
     lost = single.stats()["workers_lost"]
     running = asyncio.create_task(single.see(long_clip()))
-    await at_work(single)
+    await at_work(*eyes(single))
     waiting = [asyncio.create_task(single.see(picture(i), request=f"{i}")) for i in range(3)]
     await until(lambda: single.stats()["jobs_queued"] == 3)
     assert single.stats()["arena_used_bytes"] > 0
@@ -198,7 +198,7 @@ async def test_cancelling_gives_places_and_memory_back_and_costs_no_worker(singl
 
 async def test_one_that_waits_too_long_is_told_to_try_later(single):
     watching = asyncio.create_task(single.see(long_clip(), request="clip"))
-    await at_work(single)
+    await at_work(*eyes(single))
     with pytest.raises(Overloaded, match="waited") as caught:
         await single.see(picture(1), request="r", deadline=time.monotonic() + 0.2)
     assert caught.value.status == 503
@@ -217,7 +217,7 @@ async def test_one_that_takes_too_long_is_given_up_by_its_worker(single):
 
 async def test_a_worker_that_hangs_is_replaced(single):
     watching = asyncio.create_task(single.see(long_clip(param="p"), deadline=time.monotonic() + 3))
-    pid = await at_work(single)
+    pid = await at_work(*eyes(single))
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(MediaError, match="longer than") as caught:
         await watching
@@ -232,7 +232,7 @@ async def test_a_worker_that_hangs_is_replaced(single):
 async def test_a_killed_worker_costs_the_item_it_was_at_and_no_other(pool):
     lost = pool.stats()["workers_lost"]
     watching = asyncio.create_task(pool.see(long_clip(param="the clip")))
-    pid = await at_work(pool)
+    pid = await at_work(*eyes(pool))
     others = [asyncio.create_task(pool.see(picture(i), request=f"{i}")) for i in range(8)]
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(MediaError, match="SIGKILL") as caught:
@@ -338,7 +338,7 @@ async def test_closing_fails_what_is_under_way_and_leaves_no_process(spec):
     pool.wait_ready()
     assert pool.ready
     tasks = [asyncio.create_task(pool.see(part)) for part in (long_clip(), picture(1))]
-    await at_work(pool)
+    await at_work(*eyes(pool))
     processes = pids(pool)
     await pool.close()
     await pool.close()

@@ -9,6 +9,12 @@ from pathlib import Path
 PATIENCE_S = 60.0  # on a machine that has other things to do
 
 
+def children(pid):
+    """The processes that a process has started and that still run."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
 def pids(pool):
     return [worker.pid for worker in (*pool._eyes.workers, *pool._writer.workers)]
 
@@ -36,10 +42,14 @@ async def until(condition, seconds=PATIENCE_S):
     return found
 
 
-async def at_work(pool):
-    """The worker process that is decoding: the one that goes on using the processor."""
-    before = {worker.pid: ticks(worker.pid) for worker in pool._eyes.workers}
+async def at_work(*processes):
+    """The one that goes on using the processor: it is decoding."""
+    before = {pid: ticks(pid) for pid in processes}
     return await until(lambda: next((p for p, t in before.items() if state(p) and ticks(p) >= t + 3), None))
+
+
+def eyes(pool):
+    return [worker.pid for worker in pool._eyes.workers]
 
 
 def settle(pool):
@@ -63,5 +73,8 @@ def gone(*wanted):
     return all(state(pid) in (None, "Z") for pid in wanted)
 
 
-def shared_memory():
-    return set(os.listdir("/dev/shm"))
+def named_memory(pid):
+    """What a process maps or holds open under a name that would outlive it."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    open_files = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    return [name for name in (*maps, *open_files) if "/dev/shm" in name and "(deleted)" not in name]
