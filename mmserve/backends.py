@@ -32,6 +32,7 @@ def expected(config: Config) -> dict[str, Choice]:
         "linear": {"runs": linear, "why": _linear_reason(config, device["runs"], dtype["runs"], linear)},
         "operations": {"runs": names, "why": "the device's own form of each where there is one"},
         "heic": _heic(),
+        "preprocessing": _preprocessing(config.media.workers),
         "threads": {
             "runs": config.runner.threads or torch.get_num_threads(),
             "why": "asked for" if config.runner.threads else "torch's choice for this machine",
@@ -43,6 +44,12 @@ def _heic() -> Choice:
     if has_heif():
         return {"runs": "pillow-heif", "why": "it is installed"}
     return {"runs": "none", "why": f"{EXTRA} would bring it"}
+
+
+def _preprocessing(workers: int) -> Choice:
+    if workers:
+        return {"runs": f"{workers} processes for media, 1 for prompts", "why": "as many as workers says"}
+    return {"runs": "threads of the server", "why": "workers is 0"}
 
 
 def _attention(wanted: str) -> Choice:

@@ -120,7 +120,7 @@ class Job(Generic[T]):
 
     def wait_in_vain(self) -> None:
         waited = time.monotonic() - self.submitted
-        self.refuse(Overloaded(f"{self.what} has waited {waited:.1f} s for a free worker; try later"))
+        self.refuse(Overloaded(f"{self.what} has waited {waited:.1f} s for a worker and memory; try later"))
 
     def overdue(self) -> None:
         took = time.monotonic() - self.begun
