@@ -13,10 +13,14 @@ def caption_chat(
     sampling: SamplingParams | None = None,
     stop: tuple[str, ...] = (),
 ) -> ChatInput:
-    """The chat that asks for a caption; greedy and at most MAX_TOKENS long if not told otherwise."""
+    """The chat that asks for a caption; greedy and at most MAX_TOKENS long if not told otherwise.
+
+    A model that may think before it answers is asked not to: thoughts would take a caption's few tokens.
+    """
     return ChatInput(
         request_id=request_id,
         messages=(Message("user", (media, TextPart(prompt or PROMPTS[type(media)]))),),
         sampling=sampling or SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
         stop=stop,
+        template_kwargs={"enable_thinking": False},
     )

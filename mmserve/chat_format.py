@@ -21,6 +21,7 @@ import numpy as np
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import ImagePart, Message, Part, TextPart, VideoPart
 from mmserve.media_options import Kind, Options, check_together, inside, merged, read_options, shown
+from mmserve.parsing.calls import template_calls
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 TEXTS = ("text", "input_text", "output_text")
@@ -153,6 +154,8 @@ class _Parser:
                 param=f"{param}.role",
             )
         extra = {k: v for k, v in fields.items() if k not in ("role", "content") and v is not None}
+        if "tool_calls" in extra:
+            extra["tool_calls"] = template_calls(extra["tool_calls"], f"{param}.tool_calls")
         content = self._content(fields.get("content"), bool(extra.get("tool_calls")), f"{param}.content")
         return Message("system" if role == "developer" else role, content, extra)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -37,45 +37,61 @@ class Generator(Protocol):
 
 
 Numbered = tuple[int, TextOutput]
+Piece = TypeVar("Piece")
 
 
-async def generate(service: Generator, chats: Sequence[ChatInput]) -> AsyncGenerator[Numbered, None]:
-    """(index, output) of all ``chats`` as they come. Closing it aborts those that still run."""
-    if len(chats) > 1:
-        merged = _interleaved([service.generate(chat) for chat in chats])
-        async with aclosing(merged) as numbered:
-            async for index, output in numbered:
-                yield index, _checked(output)
-        return
-    async with aclosing(service.generate(chats[0])) as outputs:
+async def speaking(service: Generator, chat: ChatInput) -> AsyncGenerator[TextOutput, None]:
+    """The answer to ``chat`` in pieces; MMServeError where it fails. Closing it aborts it."""
+    async with aclosing(service.generate(chat)) as outputs:
         async for output in outputs:
-            yield 0, _checked(output)
+            yield _checked(output)
 
 
-async def _interleaved(sources: Sequence[AsyncGenerator[TextOutput, None]]) -> AsyncGenerator[Numbered, None]:
-    queue: asyncio.Queue[tuple[int, TextOutput | BaseException | None]] = asyncio.Queue()
+def generate(service: Generator, chats: Sequence[ChatInput]) -> AsyncGenerator[Numbered, None]:
+    """(index, output) of all ``chats`` as they come. Closing it aborts those that still run."""
+    return merged([speaking(service, chat) for chat in chats])
+
+
+async def merged(
+    sources: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """(index, piece) of all ``sources`` as they come; closing it closes them all."""
+    if len(sources) > 1:
+        async with aclosing(_interleaved(sources)) as numbered:
+            async for index, piece in numbered:
+                yield index, piece
+        return
+    async with aclosing(sources[0]) as pieces:
+        async for piece in pieces:
+            yield 0, piece
+
+
+async def _interleaved(
+    sources: Sequence[AsyncGenerator[Piece, None]],
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    queue: asyncio.Queue[tuple[int, Piece | BaseException | None]] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(i, source, queue)) for i, source in enumerate(sources)]
     running = len(pumps)
     try:
         while running:
-            index, output = await queue.get()
-            if isinstance(output, BaseException):
-                raise output
-            if output is None:
+            index, piece = await queue.get()
+            if isinstance(piece, BaseException):
+                raise piece
+            if piece is None:
                 running -= 1
             else:
-                yield index, output
+                yield index, piece
     finally:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _pump(index: int, source: AsyncGenerator[TextOutput, None], queue: asyncio.Queue[Any]) -> None:
+async def _pump(index: int, source: AsyncGenerator[Any, None], queue: asyncio.Queue[Any]) -> None:
     try:
-        async with aclosing(source) as outputs:
-            async for output in outputs:
-                queue.put_nowait((index, output))
+        async with aclosing(source) as pieces:
+            async for piece in pieces:
+                queue.put_nowait((index, piece))
         queue.put_nowait((index, None))
     except Exception as error:
         queue.put_nowait((index, error))

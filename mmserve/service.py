@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -24,7 +23,6 @@ from mmserve.core.messages import (
     Seen,
     TextLogprob,
     TextOutput,
-    Timings,
     TokenLogprob,
     TokenOutput,
     Usage,
@@ -251,7 +249,7 @@ class Answer:
             finish_reason=self.finish_reason,
             error=output.error,
             usage=self._usage(output),
-            timings=_ended(output.timings) if self.ended_early else output.timings,
+            timings=output.timings.ended() if self.ended_early and output.timings else output.timings,
             media=self._prepared.seen,
             start=self._prepared.start,
         )
@@ -295,12 +293,6 @@ def _run_apart(closing: Coroutine[Any, Any, None]) -> None:
 
 def _without_items(prepared: "Prepared") -> "Prepared":
     return replace(prepared, request=structs.replace(prepared.request, items=()))
-
-
-def _ended(timings: Timings | None) -> Timings | None:
-    if timings is None:
-        return None
-    return Timings(timings.arrived, timings.scheduled, timings.encoded, timings.first_token, time.monotonic())
 
 
 def _own_name(model: str) -> str:

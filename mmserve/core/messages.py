@@ -5,11 +5,13 @@
 Arrays are numpy; nothing here knows torch, HTTP or a file format.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from mmserve.core.thinking import Start, Thinking
 
@@ -213,6 +215,10 @@ class Timings(Struct, frozen=True):
     encoded: float | None = None
     first_token: float | None = None
     finished: float | None = None
+
+    def ended(self) -> "Timings":
+        """The same, but finished: at this moment, if it was not before."""
+        return replace(self, finished=self.finished or time.monotonic())
 
 
 class TokenOutput(Struct, frozen=True, kw_only=True):

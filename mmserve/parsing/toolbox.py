@@ -115,8 +115,9 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[Choice, str | None]:
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if name is None or choice.get("type", "function") != "function":
-        allowed = 'or {"type": "function", "function": {"name": ...}}'
-        _refuse("tool_choice", f"tool_choice must be one of {', '.join(CHOICES)}, {allowed}")
+        _refuse(
+            "tool_choice", f"tool_choice must be {', '.join(CHOICES)}, or an object that names a function"
+        )
     if name not in names:
         _refuse(
             "tool_choice.function.name",

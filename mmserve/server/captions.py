@@ -11,17 +11,20 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
 from mmserve.caption import MAX_TOKENS, caption_chat
 from mmserve.core.messages import ChatInput, TextOutput
-from mmserve.generation import Answer, Generator, generate, whole
+from mmserve.generation import Generator
 from mmserve.media import MediaDesk
+from mmserve.parsing.events import Content
 from mmserve.server.attend import attended
+from mmserve.server.forms import form_of
 from mmserve.server.models import check_model
+from mmserve.server.parsed import Piece, parsed
 from mmserve.server.protocol import CaptionRequest, check_include
+from mmserve.server.reply import reply
 from mmserve.server.report import media_body
 from mmserve.server.sampling import sampling_params
 from mmserve.server.stream import EventStream, event
@@ -41,7 +44,7 @@ async def captions(request: Request) -> Response:
     answer = await attended(request.receive, job.complete())
     if "text/plain" in accept:
         return PlainTextResponse(answer["caption"] + "\n")
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return reply(answer)
 
 
 class CaptionJob:
@@ -61,26 +64,28 @@ class CaptionJob:
             self.wanted,
             {"temperature": 0.0},
             max_tokens=self.wanted.max_tokens or MAX_TOKENS,
+            form=form_of(None, self.wanted.structured_outputs),
         )
 
     async def complete(self) -> dict[str, Any]:
-        chat = await self._chat()
-        answer = await whole(self.service, chat)
-        return self._summary(chat, answer.text, answer)
+        chat, texts = await self._chat(), list[str]()
+        async with aclosing(parsed(self.service, chat)) as pieces:
+            async for piece in pieces:
+                texts.append(_words(piece))
+        return self._summary(chat, "".join(texts), piece.output)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """``{"delta": text}`` events, then one with the whole caption, usage and timings."""
         texts: list[str] = []
         chat = await self._chat()
-        async with aclosing(generate(self.service, [chat])) as outputs:
-            async for _, last in outputs:
-                texts.append(last.text)
-                if last.text:
-                    yield event({"delta": last.text})
-                if last.finish_reason:
-                    yield event(self._summary(chat, "".join(texts), last))
+        async with aclosing(parsed(self.service, chat)) as pieces:
+            async for piece in pieces:
+                texts.append(_words(piece))
+                if texts[-1]:
+                    yield event({"delta": texts[-1]})
+        yield event(self._summary(chat, "".join(texts), piece.output))
 
-    def _summary(self, chat: ChatInput, text: str, last: Answer | TextOutput) -> dict[str, Any]:
+    def _summary(self, chat: ChatInput, text: str, last: TextOutput) -> dict[str, Any]:
         return {
             "id": self.id,
             "model": self.service.model_name,
@@ -94,3 +99,8 @@ class CaptionJob:
     async def _chat(self) -> ChatInput:
         media = (await sent(self.body, self.desk, self.owner)).part()
         return caption_chat(self.id, media, self.wanted.prompt, self.sampling, self.wanted.stop_texts())
+
+
+def _words(piece: Piece) -> str:
+    """What it says to the reader; a caption has no thoughts."""
+    return "".join(event.text for event in piece.events if isinstance(event, Content))

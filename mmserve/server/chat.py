@@ -10,16 +10,19 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mmserve.core.messages import ChatInput, Message, SamplingParams, TextLogprob, Timings, Usage
-from mmserve.generation import Answer, Generator, collect, generate
+from mmserve.core.messages import ChatInput, Message, TextLogprob, TextOutput, Timings, Usage
+from mmserve.generation import Generator, merged
 from mmserve.media import MediaDesk
-from mmserve.server.attend import attended
+from mmserve.parsing.toolbox import read_toolbox
 from mmserve.server.conversation import conversation
+from mmserve.server.forms import form_of, form_with_tools
 from mmserve.server.models import check_model
+from mmserve.server.parsed import Piece, parsed
 from mmserve.server.protocol import ChatRequest, read_json
+from mmserve.server.reply import answered
 from mmserve.server.report import media_body
-from mmserve.server.sampling import sampling_params
-from mmserve.server.stream import EventStream
+from mmserve.server.sampling import reseeded, sampling_params
+from mmserve.server.spoken import Delta, Spoken
 from mmserve.server.usage import timings_body, usage_body
 
 router = APIRouter()
@@ -34,10 +37,7 @@ async def chat_completions(request: Request) -> Response:
     check_model(state.service, wanted.model)
     wanted.check()
     job = ChatJob(state.service, state.desk, wanted, request.scope["owner"], request.scope["started"])
-    if wanted.stream:
-        return EventStream(job.events())
-    body = await attended(request.receive, job.complete())
-    return Response(encode(body), media_type="application/json")
+    return await answered(request, job, wanted.stream)
 
 
 class ChatJob:
@@ -53,54 +53,69 @@ class ChatJob:
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.count = wanted.n or 1
+        self.tools = read_toolbox(wanted.tools, wanted.tool_choice, wanted.parallel_tool_calls)
+        self.template_kwargs = wanted.template_kwargs(self.tools)
+        template = service.spec.chat_template
+        form = form_of(wanted.response_format, wanted.structured_outputs)
         self.sampling = sampling_params(
             wanted,
             service.spec.sampling,
             max_tokens=wanted.max_completion_tokens or wanted.max_tokens,
             logprobs=(wanted.top_logprobs or 0) if wanted.logprobs else None,
-            response_format=wanted.response_format,
+            form=form_with_tools(form, self.tools, template),
+            thinking_budget=wanted.budget(template),
         )
 
     async def complete(self) -> dict[str, Any]:
         chats = await self._chats()
-        outputs = generate(self.service, chats)
-        answers = await collect(outputs, self.count)
+        choices = [Choice() for _ in chats]
+        logprobs: list[list[TextLogprob]] = [[] for _ in chats]
+        async with aclosing(self._pieces(chats)) as pieces:
+            async for index, piece in pieces:
+                choices[index].take(piece)
+                logprobs[index] += piece.output.logprobs or ()
         return {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.service.model_name,
-            "choices": [_choice(i, answer, self.wanted.logprobs) for i, answer in enumerate(answers)],
-            "usage": usage_body([answer.usage for answer in answers]),
-            "timings": timings_body(answers[0].timings, self.started),
-            **media_body(chats[0].messages, answers[0].media, self.include),
+            "choices": [
+                choice.body(i, logprobs[i] if self.wanted.logprobs else None)
+                for i, choice in enumerate(choices)
+            ],
+            "usage": usage_body([choice.usage for choice in choices]),
+            "timings": timings_body(choices[0].timings, self.started),
+            **media_body(chats[0].messages, choices[0].last.media, self.include),
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The stream's SSE events: for each choice its role, text and reason to end; last the usage.
+        """The stream's SSE events: for each choice its role, deltas and reason to end; last the usage.
 
+        Log-probabilities are those of all tokens, of thoughts, calls and tags too: they come when the tokens
+        do, with the first delta of that moment, or with an empty one where nothing is certain yet.
         What was seen of the media comes with the usage; where neither was asked for, warnings come with
         the reason to end.
         """
         chunks = Chunks(self.id, self.created, self.service.model_name, self.wanted.include_usage)
-        usages, begun = [Usage()] * self.count, [False] * self.count
-        timings: list[Timings | None] = [None] * self.count
+        choices = [Choice() for _ in range(self.count)]
         seen: dict[str, Any] = {}
         chats = await self._chats()
-        async with aclosing(generate(self.service, chats)) as outputs:
-            async for index, output in outputs:
-                data = b"" if begun[index] else chunks.role(index)
-                begun[index] = True
-                if output.text or output.logprobs:
-                    data += chunks.text(index, output.text, output.logprobs)
-                if output.finish_reason:
-                    seen = media_body(chats[index].messages, output.media, self.include)
-                    data += chunks.end(index, output.finish_reason, {} if self._has_last else seen)
-                usages[index], timings[index] = output.usage, output.timings or timings[index]
+        async with aclosing(self._pieces(chats)) as pieces:
+            async for index, piece in pieces:
+                choice = choices[index]
+                data = b"" if choice.begun else chunks.role(index)
+                data += chunks.said(index, choice.take(piece), piece.output.logprobs)
+                if choice.finish_reason:
+                    seen = media_body(chats[index].messages, piece.output.media, self.include)
+                    data += chunks.end(index, choice.finish_reason, {} if self._has_last else seen)
                 if data:
                     yield data
         if self._has_last:
-            yield chunks.last(usages, timings_body(timings[0], self.started), seen)
+            usages = [choice.usage for choice in choices]
+            yield chunks.last(usages, timings_body(choices[0].timings, self.started), seen)
+
+    def _pieces(self, chats: Sequence[ChatInput]) -> AsyncGenerator[tuple[int, Piece], None]:
+        return merged([parsed(self.service, chat, self.tools) for chat in chats])
 
     @property
     def _has_last(self) -> bool:
@@ -117,13 +132,45 @@ class ChatJob:
         return ChatInput(
             request_id=f"{self.id}-{index}",
             messages=messages,
-            sampling=_reseeded(self.sampling, index),
+            sampling=reseeded(self.sampling, index),
             stop=wanted.stop_texts(),
             add_generation_prompt=wanted.add_generation_prompt is not False,
-            template_kwargs=wanted.chat_template_kwargs or {},
+            template_kwargs=self.template_kwargs,
             priority=wanted.priority or 0,
             cache_salt=wanted.cache_salt,
         )
+
+
+class Choice:
+    """One of a request's answers, as far as it has come."""
+
+    def __init__(self) -> None:
+        self.spoken = Spoken()
+        self.last = TextOutput(request_id="", text="")
+        self.begun = False
+        self.timings: Timings | None = None
+
+    def take(self, piece: Piece) -> list[Delta]:
+        """The deltas of its next piece."""
+        self.begun, self.last = True, piece.output
+        self.timings = piece.output.timings or self.timings
+        return self.spoken.take(piece.events)
+
+    @property
+    def usage(self) -> Usage:
+        return self.last.usage
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.spoken.finish_reason(self.last.finish_reason)
+
+    def body(self, index: int, logprobs: Sequence[TextLogprob] | None) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": self.spoken.message(),
+            "logprobs": None if logprobs is None else logprobs_body(logprobs),
+            "finish_reason": self.finish_reason,
+        }
 
 
 class Chunks:
@@ -137,9 +184,15 @@ class Chunks:
     def role(self, index: int) -> bytes:
         return self._event(index, b'{"role":"assistant","content":""}', b"null", b"null")
 
-    def text(self, index: int, text: str, logprobs: Sequence[TextLogprob] | None) -> bytes:
+    def said(self, index: int, deltas: list[Delta], logprobs: Sequence[TextLogprob] | None) -> bytes:
+        """The chunks of ``deltas``; all of ``logprobs`` go with the first."""
         details = encode(logprobs_body(logprobs)) if logprobs else b"null"
-        return self._event(index, b'{"content":%b}' % encode(text), details, b"null")
+        deltas = deltas or ([{}] if logprobs else [])
+        events = [
+            self._event(index, encode(delta), b"null" if number else details, b"null")
+            for number, delta in enumerate(deltas)
+        ]
+        return b"".join(events)
 
     def end(self, index: int, reason: str, more: dict[str, Any]) -> bytes:
         event = self._event(index, b"{}", b"null", encode(reason))
@@ -170,19 +223,3 @@ def logprobs_body(logprobs: Sequence[TextLogprob]) -> dict[str, Any]:
 def _token(token: bytes, logprob: float) -> dict[str, Any]:
     logprob = max(logprob, LEAST_LOGPROB)
     return {"token": token.decode(errors="replace"), "logprob": logprob, "bytes": list(token)}
-
-
-def _choice(index: int, answer: Answer, with_logprobs: bool | None) -> dict[str, Any]:
-    return {
-        "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None},
-        "logprobs": logprobs_body(answer.logprobs) if with_logprobs else None,
-        "finish_reason": answer.finish_reason,
-    }
-
-
-def _reseeded(sampling: SamplingParams, index: int) -> SamplingParams:
-    """The choices of one request differ, and each stays the same for the same seed."""
-    if sampling.seed is None or index == 0:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=sampling.seed + index)

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
@@ -19,12 +18,14 @@ from starlette.responses import Response
 from mmserve.core.errors import InvalidRequest, MMServeError
 from mmserve.core.messages import ChatInput, TextLogprob, TextOutput, Timings, Usage
 from mmserve.generation import Answer, collect, generate
-from mmserve.server.attend import attended
-from mmserve.server.chat import LEAST_LOGPROB, _reseeded
+from mmserve.server.chat import LEAST_LOGPROB
+from mmserve.server.errors import unsupported
+from mmserve.server.forms import form_of
 from mmserve.server.models import check_model
 from mmserve.server.protocol import SamplingFields, StreamOptions, read_json
-from mmserve.server.sampling import sampling_params
-from mmserve.server.stream import EventStream, event
+from mmserve.server.reply import answered
+from mmserve.server.sampling import reseeded, sampling_params
+from mmserve.server.stream import event
 from mmserve.server.tokenize import Tokenizing
 from mmserve.server.usage import timings_body, usage_body
 
@@ -54,11 +55,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
     def check(self) -> None:
         """InvalidRequest for fields that contradict each other or that this server cannot honour."""
         if self.suffix:
-            raise _unsupported("suffix", "this server writes on, it does not fill in; leave suffix out")
+            raise unsupported("suffix", "this server writes on, it does not fill in; leave suffix out")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise _unsupported("best_of", "best_of may only be n: every answer is given out, none is chosen")
+            raise unsupported("best_of", "best_of may only be n: every answer is given out, none is chosen")
         if self.echo and self.logprobs is not None:
-            raise _unsupported("echo", "a prompt has no log-probabilities here; leave out echo or logprobs")
+            raise unsupported("echo", "a prompt has no log-probabilities here; leave out echo or logprobs")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
 
@@ -79,10 +80,7 @@ async def completions(request: Request) -> Response:
     check_model(state.service, wanted.model)
     wanted.check()
     job = CompletionJob(state.service, wanted, state.config.scheduler.max_waiting, request.scope["started"])
-    if wanted.stream:
-        return EventStream(job.events())
-    body = await attended(request.receive, job.complete())
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return await answered(request, job, wanted.stream)
 
 
 class CompletionJob:
@@ -106,6 +104,7 @@ class CompletionJob:
             service.spec.sampling,
             max_tokens=wanted.max_tokens or DEFAULT_TOKENS,
             logprobs=wanted.logprobs,
+            form=form_of(None, wanted.structured_outputs),
         )
 
     async def complete(self) -> dict[str, Any]:
@@ -167,7 +166,7 @@ class CompletionJob:
             request_id=f"{self.id}-{index}",
             messages=(),
             prompt=prompt,
-            sampling=_reseeded(self.sampling, number),
+            sampling=reseeded(self.sampling, number),
             stop=self.wanted.stop_texts(),
             priority=self.wanted.priority or 0,
             cache_salt=self.wanted.cache_salt,
@@ -236,10 +235,6 @@ def _prompt(value: Any, where: str) -> Prompt:
 
 def _is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value <= LARGEST_ID
-
-
-def _unsupported(param: str, message: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="unsupported_value")
 
 
 @contextmanager

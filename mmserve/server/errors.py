@@ -37,6 +37,11 @@ class UnsupportedMediaType(InvalidRequest):
     code = "unsupported_media_type"
 
 
+def unsupported(param: str, message: str) -> InvalidRequest:
+    """A known field, or a value of one, that this server cannot honour; ``message`` says what to do."""
+    return InvalidRequest(message, param=param, code="unsupported_value")
+
+
 def error_body(error: MMServeError) -> dict[str, Any]:
     body = error.body()
     message = body["error"]["message"]

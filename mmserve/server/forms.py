@@ -1,4 +1,4 @@
-"""The form that a request asks its answer to have: ``response_format`` or ``structured_outputs``."""
+"""The form that a request asks its answer to have: ``response_format``, ``structured_outputs``, tools."""
 
 import json
 from typing import Any
@@ -7,6 +7,9 @@ from msgspec import Struct
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import Grammar
+from mmserve.parsing.tool_grammar import ToolForm, tool_grammar
+from mmserve.parsing.toolbox import Toolbox
+from mmserve.server.errors import unsupported
 
 MOST_SOURCE = 256 << 10  # characters of a schema, pattern or grammar
 
@@ -25,20 +28,17 @@ class ResponseFormat(Struct, kw_only=True):
     json_schema: JsonSchema | None = None
 
     def grammar(self) -> Grammar | None:
-        if self.type == "text":
-            return None
-        if self.type == "json_object":
-            return Grammar("json_object", param="response_format")
-        if self.type != "json_schema":
-            raise InvalidRequest(
-                f"response_format.type must be text, json_object or json_schema, not {self.type!r}",
-                param="response_format.type",
-            )
-        if self.json_schema is None or self.json_schema.schema is None:
-            raise InvalidRequest(
-                "response_format.json_schema.schema is missing", param="response_format.json_schema.schema"
-            )
-        return _grammar("json_schema", self.json_schema.schema, "response_format.json_schema.schema")
+        schema = self.json_schema.schema if self.json_schema else None
+        return _of_type(self.type, schema, "response_format", "json_schema.schema")
+
+
+class TextFormat(JsonSchema, kw_only=True):
+    """The same as /v1/responses has it in ``text.format``: flat."""
+
+    type: str = "text"
+
+    def grammar(self) -> Grammar | None:
+        return _of_type(self.type, self.schema, "text.format", "schema")
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,16 +63,56 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def form_of(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
+    wanted: ResponseFormat | TextFormat | None, structured_outputs: StructuredOutputs | None
 ) -> Grammar | None:
     """The grammar of the one that is given; InvalidRequest when both ask for a form."""
-    first = response_format.grammar() if response_format else None
+    first = wanted.grammar() if wanted else None
     second = structured_outputs.to_grammar() if structured_outputs else None
     if first and second:
         raise InvalidRequest(
-            "response_format and structured_outputs both ask for a form; give one", param="structured_outputs"
+            f"{_field(first)} and structured_outputs both ask for a form; give one",
+            param="structured_outputs",
         )
     return first or second
+
+
+def form_with_tools(form: Grammar | None, tools: Toolbox, template: str | None) -> Grammar | None:
+    """The grammar of an answer that may call ``tools``; InvalidRequest if it must have another ``form`` too,
+    or if the chat ``template`` knows no tools."""
+    if not tools.callable:
+        return form
+    written = ToolForm.of(template or "")
+    if written is None:
+        raise unsupported("tools", "this model's chat template knows no tools; leave tools out")
+    if form is not None:
+        raise InvalidRequest(
+            f"an answer that may call tools cannot be kept to a form; give tools or {_field(form)}, or set"
+            " tool_choice to none",
+            param=_field(form),
+        )
+    return tool_grammar(tools, written)
+
+
+def _field(form: Grammar) -> str:
+    """The field of the request that asked for ``form``."""
+    param = form.param or ""
+    return "text.format" if param.startswith("text.format") else param.partition(".")[0]
+
+
+def _of_type(kind: str, schema: dict[str, Any] | None, where: str, schema_at: str) -> Grammar | None:
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json_object", param=where)
+    if kind != "json_schema":
+        raise InvalidRequest(
+            f"{where}.type must be text, json_object or json_schema, not {kind[:100]!r}",
+            param=f"{where}.type",
+        )
+    param = f"{where}.{schema_at}"
+    if schema is None:
+        raise InvalidRequest(f"{param} is missing", param=param)
+    return _grammar("json_schema", schema, param)
 
 
 def _grammar(kind: Any, value: Any, param: str) -> Grammar:

@@ -10,7 +10,6 @@ What is stored belongs to the API key that brought it; nobody else can see it, u
 import asyncio
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -20,6 +19,7 @@ from mmserve.media import NOT_FOUND
 from mmserve.preprocess.library import StoredMedia
 from mmserve.preprocess.source import Content
 from mmserve.server.attend import attended
+from mmserve.server.reply import reply
 from mmserve.server.report import seen_body
 from mmserve.server.upload import Sent, incoming, sent
 
@@ -31,14 +31,14 @@ TRUE, FALSE = ("1", "true", "yes", ""), ("0", "false", "no")
 async def store(request: Request) -> Response:
     dry = _dry(request.query_params.get("dry_run", "0"))
     body = await incoming(request)
-    return _json(await attended(request.receive, _kept(request, body, dry)))
+    return reply(await attended(request.receive, _kept(request, body, dry)))
 
 
 @router.get("/v1/media")
 async def list_media(request: Request) -> Response:
     """The caller's own media, the least recently used first."""
     kept = request.app.state.service.library.list(request.scope["owner"])
-    return _json({"object": "list", "data": [_card(media) for media in kept]})
+    return reply({"object": "list", "data": [_card(media) for media in kept]})
 
 
 @router.get("/v1/media/{media_id}")
@@ -50,14 +50,14 @@ async def get_media(request: Request, media_id: str) -> Response:
     seen = await attended(
         request.receive, service.look(Sent(media.data, media.kind, media.options, "media_id").part())
     )
-    return _json({**_card(media), **_measured(seen)})
+    return reply({**_card(media), **_measured(seen)})
 
 
 @router.delete("/v1/media/{media_id}")
 async def delete_media(request: Request, media_id: str) -> Response:
     if not request.app.state.service.library.delete(request.scope["owner"], media_id):
         raise _unknown(media_id)
-    return _json({"id": media_id, "object": "media", "deleted": True})
+    return reply({"id": media_id, "object": "media", "deleted": True})
 
 
 async def _kept(request: Request, body: Any, dry: bool) -> dict[str, Any]:
@@ -111,7 +111,3 @@ def _unknown(media_id: str) -> NotFound:
         param="media_id",
         code=NOT_FOUND,
     )
-
-
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from mmserve.batch_files import GOOD, Line
 from mmserve.chat_format import MediaRef
 from mmserve.core.config import Config
-from mmserve.core.errors import EngineDead, InvalidRequest, MediaError, MMServeError, Overloaded
+from mmserve.core.errors import EngineDead, InvalidRequest, MediaError, MMServeError, Overloaded, WorkersDead
 from mmserve.media import MediaDesk
 from mmserve.preprocess.source import Content
 from mmserve.server.chat import ChatJob
@@ -73,7 +73,7 @@ class Answerer:
         self.desk = LocalDesk(config.media, service.library, service.metrics)
 
     async def answer(self, line: Line) -> dict[str, Any]:
-        """A line of the answer file. EngineDead is raised: nothing more can be answered."""
+        """A line of the answer file. EngineDead or WorkersDead are raised: nothing more can be answered."""
         status, body = await self._response(line)
         response = {"status_code": status, "request_id": f"req-{uuid.uuid4().hex}", "body": body}
         return {
@@ -89,7 +89,7 @@ class Answerer:
     async def _response(self, line: Line) -> tuple[int, dict[str, Any]]:
         try:
             return GOOD, await self._patiently(ENDPOINTS[line.url], bytes(line.body))
-        except EngineDead:
+        except (EngineDead, WorkersDead):
             raise
         except Exception as error:
             if not isinstance(error, MMServeError):

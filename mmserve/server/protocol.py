@@ -13,8 +13,10 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 
 from mmserve.core.errors import InvalidRequest
+from mmserve.core.thinking import OPEN
 from mmserve.media_options import Kind, Options, request_options
-from mmserve.server.errors import UnsupportedMediaType
+from mmserve.parsing.toolbox import Toolbox
+from mmserve.server.errors import UnsupportedMediaType, unsupported
 from mmserve.server.forms import ResponseFormat, StructuredOutputs
 
 INCLUDABLE = ("media",)
@@ -50,30 +52,64 @@ class SamplingFields(Struct, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
+class TalkFields(SamplingFields, kw_only=True):
+    """What the endpoints of conversations have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    def template_kwargs(self, tools: Toolbox) -> dict[str, Any]:
+        """What goes to the chat template beside the messages; of ``tools`` what the model is shown."""
+        kwargs = dict(self.chat_template_kwargs or {})
+        wanted = self.enable_thinking
+        if wanted is not None and kwargs.setdefault("enable_thinking", wanted) != wanted:
+            raise InvalidRequest(
+                "enable_thinking contradicts chat_template_kwargs.enable_thinking; give one",
+                param="enable_thinking",
+            )
+        if tools.callable:
+            kwargs["tools"] = list(tools.shown)
+        return kwargs
+
+    def budget(self, template: str | None) -> int | None:
+        """``thinking_token_budget``; InvalidRequest if the chat ``template`` knows no thoughts."""
+        if self.thinking_token_budget is not None and OPEN not in (template or ""):
+            raise unsupported(
+                "thinking_token_budget", "this model does not think; leave out thinking_token_budget"
+            )
+        return self.thinking_token_budget
+
+    def media_options(self) -> dict[Kind, Options]:
+        """What the request asks for every picture, and for every clip, that says nothing itself."""
+        return request_options(self.mm_processor_kwargs, self.media_io_kwargs)
+
+
 class StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(TalkFields, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Any], Meta(min_length=1)]
-    model: str | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: dict[str, Any] | None = None
     include: list[str] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
     functions: list[Any] | None = None
     modalities: list[str] | None = None
 
@@ -83,20 +119,15 @@ class ChatRequest(SamplingFields, kw_only=True):
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
-        for name in ("tools", "functions"):
-            if getattr(self, name):
-                raise _unsupported(name, "calling tools")
+        if self.functions:
+            raise unsupported("functions", "functions are not supported by this server; send them as tools")
         if set(self.modalities or ()) - {"text"}:
-            raise _unsupported("modalities", "an answer other than text")
+            raise unsupported("modalities", "an answer other than text is not supported by this server")
         check_include(self.include)
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
-
-    def media_options(self) -> dict[Kind, Options]:
-        """What the request asks for every picture, and for every clip, that says nothing itself."""
-        return request_options(self.mm_processor_kwargs, self.media_io_kwargs)
 
 
 class MediaFields(Struct, kw_only=True):
@@ -177,7 +208,3 @@ def _invalid(message: str) -> InvalidRequest:
     param = path[1].removesuffix("[...]") if path else None
     what = what.replace("`", "")
     return InvalidRequest(f"{param or 'the body'}: {what[0].lower()}{what[1:]}", param=param or None)
-
-
-def _unsupported(param: str, what: str) -> InvalidRequest:
-    return InvalidRequest(f"{what} is not supported by this server", param=param, code="unsupported_value")

@@ -14,9 +14,11 @@ MOST_BYTES = 256 << 20  # of JSON; pictures stand in it as they were sent
 
 
 class StoredResponse(Struct, frozen=True):
-    """``messages`` are the whole conversation up to and with the answer, but for instructions."""
+    """``messages`` are the whole conversation up to and with the answer, but for instructions; ``input`` is
+    what the last request brought to it."""
 
     body: dict[str, Any]
+    input: Any
     messages: Messages
 
 

@@ -1,35 +1,37 @@
 """POST /v1/responses, and GET and DELETE of what was stored there.
 
 ``store`` is on unless it is turned off: a later request can go on from a response by its id for as long as
-it is kept (``response_store``). Tools and formats belong to /v1/chat/completions.
+it is kept (``response_store``). Tools are functions; thoughts, messages and calls are items of the output.
 """
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Request
+from msgspec import Meta, Struct, structs
 from starlette.responses import Response
 
 from mmserve.core.errors import InvalidRequest, MMServeError, NotFound
-from mmserve.core.messages import ChatInput, Usage
-from mmserve.generation import Generator, generate, whole
+from mmserve.core.messages import ChatInput, SamplingParams, TextOutput, Usage
+from mmserve.generation import Generator
 from mmserve.media import MediaDesk
-from mmserve.media_options import request_options
-from mmserve.server.attend import attended
+from mmserve.parsing.toolbox import Toolbox, read_toolbox
 from mmserve.server.conversation import conversation
+from mmserve.server.errors import unsupported
+from mmserve.server.forms import TextFormat, form_of, form_with_tools
 from mmserve.server.models import check_model
-from mmserve.server.protocol import Positive, SamplingFields, read_json
-from mmserve.server.response_items import Dialogue
+from mmserve.server.parsed import parsed
+from mmserve.server.protocol import Positive, TalkFields, convert, read_json
+from mmserve.server.reply import answered, reply
+from mmserve.server.response_items import Dialogue, listed, messages_of
+from mmserve.server.response_output import Events, Output, untold
 from mmserve.server.response_store import ResponseStore, StoredResponse
 from mmserve.server.sampling import sampling_params
-from mmserve.server.stream import EventStream
 
 router = APIRouter()
-encode = msgspec.json.encode
 
 # What this endpoint cannot honour, and the values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -40,35 +42,37 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
-    "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
     "service_tier": ("auto", "default"),
-    "tool_choice": ("auto", "none"),
-    "tools": ([],),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
 _METADATA = (16, 64, 512)  # pairs, and characters of a key and of a value
 
 
-class ResponseRequest(SamplingFields, kw_only=True):
+class ReasoningFields(Struct, kw_only=True):
+    """``effort`` none turns thoughts off; how hard a model thinks otherwise is its own matter."""
+
+    effort: Literal["none"] | None = None
+    summary: None = None
+
+
+class TextFields(Struct, kw_only=True):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseRequest(TalkFields, kw_only=True):
     """Body of POST /v1/responses."""
 
     input: Any
-    model: str | None = None
     instructions: str | None = None
     max_output_tokens: Positive | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool | None = None
     metadata: dict[str, str] | None = None
-    parallel_tool_calls: bool | None = None
     user: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    media_io_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    text: dict[str, Any] | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
     background: Any = None
     context_management: Any = None
     conversation: Any = None
@@ -76,10 +80,7 @@ class ResponseRequest(SamplingFields, kw_only=True):
     max_tool_calls: Any = None
     moderation: Any = None
     prompt: Any = None
-    reasoning: Any = None
     service_tier: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     top_logprobs: Any = None
     truncation: Any = None
 
@@ -88,21 +89,31 @@ class ResponseRequest(SamplingFields, kw_only=True):
         for name, idle in _UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and value not in idle:
-                raise _unsupported(name, f"{name} is not supported here")
+                raise unsupported(name, f"{name} is not supported here")
         if self.max_tokens is not None:
-            raise _unsupported("max_tokens", "the limit of an answer is called max_output_tokens here")
-        self._check_text()
+            raise unsupported("max_tokens", "the limit of an answer is called max_output_tokens here")
         self._check_metadata()
 
-    def _check_text(self) -> None:
-        wanted = self.text or {}
-        form = wanted.get("format") or {"type": "text"}
-        if form != {"type": "text"}:
-            raise _unsupported(
-                "text.format", "text.format must be text; other formats are not supported here"
+    @property
+    def format(self) -> TextFormat | None:
+        return self.text.format if self.text else None
+
+    def toolbox(self) -> Toolbox:
+        """The tools, which are written flat here; InvalidRequest names the field that is wrong."""
+        try:
+            return read_toolbox(
+                nested_tools(self.tools), nested_choice(self.tool_choice), self.parallel_tool_calls
             )
-        if wanted.get("verbosity") not in (None, "medium"):
-            raise _unsupported("text.verbosity", "text.verbosity is not supported here")
+        except InvalidRequest as error:
+            error.message = error.message.replace(".function", "")
+            error.param = error.param and error.param.replace(".function", "")
+            raise
+
+    def template_kwargs(self, tools: Toolbox) -> dict[str, Any]:
+        kwargs = super().template_kwargs(tools)
+        if self.reasoning and self.reasoning.effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+        return kwargs
 
     def _check_metadata(self) -> None:
         pairs, longest_key, longest_value = _METADATA
@@ -123,9 +134,7 @@ async def create(request: Request) -> Response:
     check_model(state.service, wanted.model)
     wanted.check()
     job = ResponseJob(state.service, state.desk, state.responses, wanted, request.scope["owner"])
-    if wanted.stream:
-        return EventStream(job.events())
-    return _json(await attended(request.receive, job.complete()))
+    return await answered(request, job, wanted.stream)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -133,14 +142,24 @@ async def get(request: Request, response_id: str) -> Response:
     stored = request.app.state.responses.get(request.scope["owner"], response_id)
     if stored is None:
         raise _not_stored(response_id)
-    return _json(stored.body)
+    return reply(stored.body)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(request: Request, response_id: str) -> Response:
+    """The items of this response's own input, the last one first if not asked otherwise."""
+    page = convert(dict(request.query_params), Page, strict=False)
+    stored = request.app.state.responses.get(request.scope["owner"], response_id)
+    if stored is None:
+        raise _not_stored(response_id)
+    return reply(page.of(listed(stored.input, response_id)))
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(request: Request, response_id: str) -> Response:
     if not request.app.state.responses.delete(request.scope["owner"], response_id):
         raise _not_stored(response_id)
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return reply({"id": response_id, "object": "response", "deleted": True})
 
 
 class ResponseJob:
@@ -152,39 +171,62 @@ class ResponseJob:
         self.service, self.desk, self.store = service, desk, store
         self.wanted, self.owner = wanted, owner
         self.id = f"resp_{uuid.uuid4().hex}"
-        self.item_id = f"msg_{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.dialogue = Dialogue(self._earlier(), wanted.instructions, wanted.input)
-        self.defaults = request_options(wanted.mm_processor_kwargs, wanted.media_io_kwargs)
-        self.sampling = sampling_params(wanted, service.spec.sampling, max_tokens=wanted.max_output_tokens)
+        self.defaults = wanted.media_options()
+        self.tools = wanted.toolbox()
+        self.template_kwargs = wanted.template_kwargs(self.tools)
+        self.sampling = self._sampling()
+
+    def _sampling(self) -> SamplingParams:
+        wanted, spec = self.wanted, self.service.spec
+        form = form_of(wanted.format, wanted.structured_outputs)
+        return sampling_params(
+            wanted,
+            spec.sampling,
+            max_tokens=wanted.max_output_tokens,
+            form=form_with_tools(form, self.tools, spec.chat_template),
+            thinking_budget=wanted.budget(spec.chat_template),
+        )
 
     async def complete(self) -> dict[str, Any]:
+        output = Output(untold)
         with self.dialogue.naming():
-            answer = await whole(self.service, await self._chat())
-        return self._finished(answer.text, answer.finish_reason, answer.usage)
+            async with aclosing(parsed(self.service, await self._chat(), self.tools)) as pieces:
+                async for piece in pieces:
+                    for event in piece.events:
+                        output.take(event)
+        output.finish(_status(piece.output))
+        return self._finished(output, piece.output)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The stream's events. The first waits for the model's first word: until then an error is a plain
         answer; later it is ``response.failed``."""
-        events, texts = Events(self.item_id), list[str]()
+        events = Events()
+        output = Output(events.tell)
         try:
             with self.dialogue.naming():
-                async with aclosing(generate(self.service, [await self._chat()])) as outputs:
-                    async for _, output in outputs:
-                        data = b"" if events.count else events.begin(self._body("in_progress", []))
-                        texts.append(output.text)
-                        if output.text:
-                            data += events.delta(output.text)
-                        if output.finish_reason:
-                            body = self._finished("".join(texts), output.finish_reason, output.usage)
-                            data += events.end(body)
+                async with aclosing(parsed(self.service, await self._chat(), self.tools)) as pieces:
+                    async for piece in pieces:
+                        data = b"" if events.count else self._begun(events)
+                        data += b"".join([output.take(event) for event in piece.events])
+                        if piece.output.finish_reason:
+                            data += output.finish(_status(piece.output))
+                            body = self._finished(output, piece.output)
+                            data += events.tell(f"response.{body['status']}", response=body)
                         if data:
                             yield data
         except MMServeError as error:
             if not events.count:
                 raise
             fault = {"code": "server_error", "message": error.message}
-            yield events.event("response.failed", response=self._body("failed", [], error=fault))
+            yield events.tell("response.failed", response=self._body("failed", [], error=fault))
+
+    def _begun(self, events: Events) -> bytes:
+        body = self._body("in_progress", [])
+        return events.tell("response.created", response=body) + events.tell(
+            "response.in_progress", response=body
+        )
 
     def _earlier(self) -> Any:
         if self.wanted.previous_response_id is None:
@@ -205,22 +247,19 @@ class ResponseJob:
             messages=await conversation(self.dialogue.messages, self.desk, self.owner, self.defaults),
             sampling=self.sampling,
             stop=wanted.stop_texts(),
-            template_kwargs=wanted.chat_template_kwargs or {},
+            template_kwargs=self.template_kwargs,
             priority=wanted.priority or 0,
             cache_salt=wanted.cache_salt,
         )
 
     # ------------------------------------------------------------ what is answered
 
-    def _finished(self, text: str, reason: str | None, usage: Usage) -> dict[str, Any]:
+    def _finished(self, output: Output, last: TextOutput) -> dict[str, Any]:
         """The response as a whole, which is stored if it may be."""
-        status = "incomplete" if reason == "length" else "completed"
-        item = message_item(self.item_id, status, [text_part(text)])
-        body = self._body(status, [item], usage=usage)
+        body = self._body(_status(last), output.items, usage=last.usage)
         if self.wanted.store is not False:
-            said = {"role": "assistant", "content": text}
-            stored = StoredResponse(body, (*self.dialogue.kept, said))
-            self.store.put(self.owner, self.id, stored)
+            messages = (*self.dialogue.kept, *messages_of(output.items))
+            self.store.put(self.owner, self.id, StoredResponse(body, self.wanted.input, messages))
         return body
 
     def _body(
@@ -246,12 +285,12 @@ class ResponseJob:
             "output": output,
             "parallel_tool_calls": wanted.parallel_tool_calls is not False,
             "previous_response_id": wanted.previous_response_id,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": wanted.reasoning or ReasoningFields(),
             "store": wanted.store is not False,
             "temperature": self.sampling.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _format(wanted.format)},
             "tool_choice": wanted.tool_choice or "auto",
-            "tools": [],
+            "tools": [_tool(tool) for tool in wanted.tools or ()],
             "top_p": self.sampling.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else _usage(usage),
@@ -260,50 +299,52 @@ class ResponseJob:
         }
 
 
-class Events:
-    """Writes the events of one message, in the order that the protocol has."""
+class Page(Struct, kw_only=True):
+    """Which of a list are wanted: ``limit`` of them behind the one that is called ``after``."""
 
-    def __init__(self, item_id: str) -> None:
-        self.item_id = item_id
-        self.count = 0
+    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
 
-    def event(self, kind: str, **fields: Any) -> bytes:
-        body = {"type": kind, "sequence_number": self.count, **fields}
-        self.count += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(body))
-
-    def begin(self, response: dict[str, Any]) -> bytes:
-        item = message_item(self.item_id, "in_progress", [])
-        return (
-            self.event("response.created", response=response)
-            + self.event("response.in_progress", response=response)
-            + self.event("response.output_item.added", output_index=0, item=item)
-            + self._of_part("response.content_part.added", part=text_part(""))
-        )
-
-    def delta(self, text: str) -> bytes:
-        return self._of_part("response.output_text.delta", delta=text, logprobs=[])
-
-    def end(self, response: dict[str, Any]) -> bytes:
-        [item] = response["output"]
-        [part] = item["content"]
-        return (
-            self._of_part("response.output_text.done", text=part["text"], logprobs=[])
-            + self._of_part("response.content_part.done", part=part)
-            + self.event("response.output_item.done", output_index=0, item=item)
-            + self.event(f"response.{response['status']}", response=response)
-        )
-
-    def _of_part(self, kind: str, **fields: Any) -> bytes:
-        return self.event(kind, item_id=self.item_id, output_index=0, content_index=0, **fields)
+    def of(self, items: list[dict[str, Any]]) -> dict[str, Any]:
+        items = items if self.order == "asc" else items[::-1]
+        start = 0
+        if self.after is not None:
+            start = 1 + next((i for i, item in enumerate(items) if item["id"] == self.after), len(items))
+        page = items[start : start + self.limit]
+        ids = [item["id"] for item in page] or [None]
+        more = len(items) > start + self.limit
+        return {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
 
 
-def message_item(item_id: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+def nested_tools(tools: Any) -> Any:
+    """Flat tools in the form of the chat endpoint; what is no tool is left for its check to name."""
+    if not isinstance(tools, list):
+        return tools
+    return [_nested(tool) if isinstance(tool, Mapping) else tool for tool in tools]
 
 
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def nested_choice(choice: Any) -> Any:
+    """A named function in the form of the chat endpoint."""
+    return _nested(choice) if isinstance(choice, Mapping) else choice
+
+
+def _nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": fields.get("type"), "function": {k: v for k, v in fields.items() if k != "type"}}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"parameters": None, "strict": False, **tool}
+
+
+def _format(wanted: TextFormat | None) -> dict[str, Any]:
+    if wanted is None or wanted.type != "json_schema":
+        return {"type": wanted.type if wanted else "text"}
+    return {"name": "answer", **{k: v for k, v in structs.asdict(wanted).items() if v is not None}}
+
+
+def _status(last: TextOutput) -> str:
+    return "incomplete" if last.finish_reason == "length" else "completed"
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -317,18 +358,10 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "video_tokens": usage.video_tokens,
         },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
 
-def _json(body: dict[str, Any]) -> Response:
-    return Response(encode(body), media_type="application/json")
-
-
 def _not_stored(response_id: str) -> NotFound:
     return NotFound(f"no response {response_id[:100]!r} is stored here", param="response_id")
-
-
-def _unsupported(param: str, message: str) -> InvalidRequest:
-    return InvalidRequest(message, param=param, code="unsupported_value")

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from mmserve.core.errors import InvalidRequest
-from mmserve.core.messages import SamplingParams
-from mmserve.server.forms import ResponseFormat, form_of
+from mmserve.core.messages import Grammar, SamplingParams
 from mmserve.server.protocol import SamplingFields
 
 ADVISED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -18,7 +19,8 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None = None,
-    response_format: ResponseFormat | None = None,
+    form: Grammar | None = None,
+    thinking_budget: int | None = None,
 ) -> SamplingParams:
     """``advice`` is the model's own generation settings. Token ids and grammars are the engine's to check."""
     fields = {name: advice[name] for name in ADVISED if advice.get(name) is not None}
@@ -32,5 +34,13 @@ def sampling_params(
         stop_token_ids=tuple(wanted.stop_token_ids or ()),
         max_tokens=max_tokens,
         logprobs=logprobs,
-        grammar=form_of(response_format, wanted.structured_outputs),
+        grammar=form,
+        thinking_budget=thinking_budget,
     )
+
+
+def reseeded(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The choices of one request differ, and each stays the same for the same seed."""
+    if sampling.seed is None or index == 0:
+        return sampling
+    return replace(sampling, seed=sampling.seed + index)

@@ -6,13 +6,20 @@ import msgspec
 from fastapi import FastAPI
 from msgspec import Struct
 
+from mmserve.server.completions import CompletionRequest
 from mmserve.server.protocol import CaptionRequest, ChatRequest, MediaFields
+from mmserve.server.responses import ResponseRequest
+from mmserve.server.tokenize import DetokenizeRequest, TokenizeRequest
 
 REF = "#/components/schemas/{name}"
 JSON, FORM = "application/json", "multipart/form-data"
 # The fields of a body stand in one struct or in several.
 BODIES: dict[str, tuple[tuple[str, ...], tuple[type[Struct], ...]]] = {
     "/v1/chat/completions": ((JSON,), (ChatRequest,)),
+    "/v1/responses": ((JSON,), (ResponseRequest,)),
+    "/v1/completions": ((JSON,), (CompletionRequest,)),
+    "/tokenize": ((JSON,), (TokenizeRequest,)),
+    "/detokenize": ((JSON,), (DetokenizeRequest,)),
     "/v1/captions": ((JSON, FORM), (CaptionRequest, MediaFields)),
     "/v1/media": ((JSON, FORM), (MediaFields,)),
 }

@@ -9,7 +9,8 @@ from mmserve.core.messages import Timings, Usage
 def usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
     """OpenAI's usage of one request with ``len(usages)`` choices; the prompt is counted once.
 
-    Text, image and video tokens add up to the prompt; the cached ones are of those, not beside them.
+    Text, image and video tokens add up to the prompt; the cached ones are of those, not beside them, and
+    reasoning tokens of the completion's.
     """
     prompt, completion = usages[0], sum(u.completion_tokens for u in usages)
     return {
@@ -22,6 +23,7 @@ def usage_body(usages: Sequence[Usage]) -> dict[str, Any]:
             "image_tokens": prompt.image_tokens,
             "video_tokens": prompt.video_tokens,
         },
+        "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in usages)},
     }
 
 

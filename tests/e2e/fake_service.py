@@ -19,6 +19,7 @@ from mmserve.core.messages import (
     VideoPart,
 )
 from mmserve.core.metrics import Metrics
+from mmserve.core.thinking import Start
 from mmserve.engine.limits import check_sampling
 from mmserve.preprocess.library import MediaLibrary
 
@@ -28,11 +29,15 @@ VOCABULARY = 1000
 
 
 class FakeService:
-    """``generate`` checks pictures for real, then says ANSWER (or what ``scripts`` has for the question)."""
+    """``generate`` checks pictures for real, then says ANSWER (or what ``scripts`` has for the question).
 
-    def __init__(self, model_name="mmserve/tiny-vl"):
+    ``start`` is where its answers begin.
+    """
+
+    def __init__(self, model_name="mmserve/tiny-vl", template=None):
         self.model_name = model_name
-        self.spec = SimpleNamespace(sampling={"temperature": 0.7, "top_k": 20})
+        self.spec = SimpleNamespace(sampling={"temperature": 0.7, "top_k": 20}, chat_template=template)
+        self.scripts, self.start = {}, Start.OUTSIDE
         self.ready = True
         self.running = 0
         self.seen = []
@@ -60,7 +65,7 @@ class FakeService:
             question = _prepared(chat)
             check_sampling(chat.sampling, VOCABULARY)
             first = None
-            words = _words(question)
+            words = self.scripts.get(question) or _words(question)
             limit = chat.sampling.max_tokens or len(words)
             for number, word in enumerate(words[:limit], 1):
                 await asyncio.sleep(STEP_S)
@@ -80,7 +85,8 @@ class FakeService:
                     finish_reason=end,
                     usage=_usage(chat, number),
                     timings=Timings(arrived, arrived, arrived, first, time.monotonic() if end else None),
-                    media=tuple(map(_seen, _media(chat))) if end else (),
+                    media=tuple(map(_seen, _media(chat))),
+                    start=self.start,
                 )
         finally:
             self.running -= 1

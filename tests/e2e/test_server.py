@@ -277,8 +277,13 @@ BAD_FIELDS = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "messages[0].content[0].type"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"tools": [{}]}, "tools"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"tools": [{}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "look"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{"name": "look"}]}, "functions"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ({"mm_processor_kwargs": {"maxpixels": 3}}, "mm_processor_kwargs.maxpixels"),
     ({"mm_processor_kwargs": {"images_kwargs": {"fps": 3}}}, "mm_processor_kwargs.images_kwargs.fps"),
     ({"media_io_kwargs": {"fps": 3}}, "media_io_kwargs.fps"),
@@ -448,6 +453,8 @@ def test_the_api_description_tells_the_fields(web):
     body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
     fields = document["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]
     assert fields["temperature"]["anyOf"][0]["maximum"] == 2
+    for path in ("/v1/responses", "/v1/completions", "/tokenize", "/detokenize", "/v1/captions", "/v1/media"):
+        assert "requestBody" in document["paths"][path]["post"]
     assert web.get("/docs").status_code == 200
 
 

@@ -77,9 +77,17 @@ def test_frames_of_a_clip_with_their_times():
 
 
 def test_an_assistant_turn_of_tool_calls_needs_no_content():
-    (message,) = parse_messages([{"role": "assistant", "tool_calls": [{"id": "1"}]}], forbidden)
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
+    (message,) = parse_messages([{"role": "assistant", "tool_calls": [call]}], forbidden)
     assert message.content == ()
-    assert message.extra == {"tool_calls": [{"id": "1"}]}
+    assert message.extra["tool_calls"][0]["function"] == {"name": "look", "arguments": {"x": 1}}
+
+
+def test_a_call_that_no_template_could_write_is_named():
+    call = {"function": {"name": "look", "arguments": "{"}}
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_messages([{"role": "assistant", "tool_calls": [call]}], forbidden)
+    assert refusal.value.param == "messages[0].tool_calls[0].function.arguments"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from mmserve.core.errors import InvalidRequest
+from mmserve.parsing.toolbox import Toolbox
 from mmserve.server.protocol import CaptionRequest, ChatRequest, convert, decode
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -76,7 +77,6 @@ def test_what_is_not_json_says_so(body):
     [
         ({"top_logprobs": 0}, "top_logprobs"),
         ({"stream_options": {}}, "stream_options"),
-        ({"tools": [{"type": "function"}]}, "tools"),
         ({"functions": [{}]}, "functions"),
         ({"modalities": ["text", "audio"]}, "modalities"),
     ],
@@ -93,8 +93,26 @@ def test_what_asks_for_nothing_special_passes():
     ).check()
 
 
+def test_thinking_is_turned_on_and_off_in_either_place():
+    assert chat(enable_thinking=False).template_kwargs(Toolbox()) == {"enable_thinking": False}
+    both = chat(enable_thinking=True, chat_template_kwargs={"enable_thinking": True, "a": 1})
+    assert both.template_kwargs(Toolbox()) == {"enable_thinking": True, "a": 1}
+    with pytest.raises(InvalidRequest) as caught:
+        chat(enable_thinking=True, chat_template_kwargs={"enable_thinking": False}).template_kwargs(Toolbox())
+    assert caught.value.param == "enable_thinking"
+
+
+def test_a_budget_is_for_models_that_think():
+    assert chat(thinking_token_budget=0).budget("... <think> ...") == 0
+    assert chat().budget(None) is None
+    with pytest.raises(InvalidRequest) as caught:
+        chat(thinking_token_budget=5).budget("no thoughts")
+    assert caught.value.param == "thinking_token_budget"
+
+
 def test_form_fields_are_text_and_become_numbers_and_flags():
-    wanted = convert({"max_tokens": "12", "stream": "true", "temperature": "0.5"}, CaptionRequest, strict=False)
+    fields = {"max_tokens": "12", "stream": "true", "temperature": "0.5"}
+    wanted = convert(fields, CaptionRequest, strict=False)
     assert (wanted.max_tokens, wanted.stream, wanted.temperature) == (12, True, 0.5)
     with pytest.raises(InvalidRequest) as caught:
         convert({"max_tokens": "0"}, CaptionRequest, strict=False)

@@ -2,7 +2,7 @@ from mmserve.server.response_store import ResponseStore, StoredResponse
 
 
 def response(size=10):
-    return StoredResponse({"text": "x" * size}, ())
+    return StoredResponse({"text": "x" * size}, "", ())
 
 
 def test_what_was_used_last_is_kept_longest():

@@ -2,13 +2,11 @@
 
 import json
 
-import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from mmserve.core.errors import InvalidRequest
 from mmserve.core.thinking import Start
 from mmserve.parsing.combined import AnswerParser
-from mmserve.server.spoken import Spoken, template_calls
+from mmserve.server.spoken import Spoken
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "look", "arguments": {"x" 1}}\n</tool_call>'
@@ -16,9 +14,9 @@ BROKEN = '<tool_call>\n{"name": "look", "arguments": {"x" 1}}\n</tool_call>'
 
 def spoken(text, tools=None):
     """The choice of ``text``, and its deltas letter by letter."""
-    choice = Spoken(AnswerParser(Start.UNDECIDED, tools))
-    deltas = [delta for letter in text for delta in choice.add(letter)]
-    return choice, deltas + choice.end()
+    choice, parser = Spoken(), AnswerParser(Start.UNDECIDED, tools)
+    deltas = [delta for letter in text for delta in choice.take(parser.feed(letter))]
+    return choice, deltas + choice.take(parser.finish())
 
 
 def test_thoughts_words_and_calls_have_their_own_fields():
@@ -56,26 +54,3 @@ def test_plain_words_are_as_ever():
     choice, deltas = spoken("hello")
     assert choice.message() == {"role": "assistant", "content": "hello", "refusal": None}
     assert json.dumps(deltas) == json.dumps([{"content": letter} for letter in "hello"])
-
-
-def test_earlier_calls_reach_the_template_as_values():
-    calls = [{"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}]
-    assert template_calls(calls, "w")[0]["function"]["arguments"] == {"x": 1}
-    assert template_calls([{"function": {"name": "look"}}], "w")[0]["function"]["arguments"] == {}
-    assert calls[0]["function"]["arguments"] == '{"x": 1}'
-
-
-@pytest.mark.parametrize(
-    ("calls", "param"),
-    [
-        ("look", "w"),
-        (["look"], "w[0].function"),
-        ([{"function": {"arguments": "{}"}}], "w[0].function"),
-        ([{"function": {"name": "f", "arguments": "{"}}], "w[0].function.arguments"),
-        ([{"function": {"name": "f", "arguments": "[]"}}], "w[0].function.arguments"),
-    ],
-)
-def test_earlier_calls_that_are_wrong_are_named(calls, param):
-    with pytest.raises(InvalidRequest) as refusal:
-        template_calls(calls, "w")
-    assert refusal.value.param == param
