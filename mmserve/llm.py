@@ -70,8 +70,8 @@ class LLM:
     def __init__(self, model: str | Path = BUNDLED_MODEL, **options: Any) -> None:
         self.config = Config.of(model=str(model), **options)
         self.service = Service.load(self.config)
-        scheduler = self.config.scheduler
-        self._at_once = min(2 * scheduler.max_running, scheduler.max_waiting, 128)
+        scheduler, most = self.config.scheduler, self.config.media.max_preparing
+        self._at_once = min(2 * scheduler.max_running, scheduler.max_waiting, most, 128)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()

@@ -61,6 +61,7 @@ class Job(Generic[T]):
         self.outcome: Outcome = "cancelled"
         self.memory_bytes = 0  # of the worker after the job
         self.worker: WorkerProcess | None = None
+        self.asked = False  # the worker has been told of it
         self.tried = False  # it had a worker once, and no room for its pixels
         self.timer: asyncio.TimerHandle | None = None
 
@@ -80,7 +81,7 @@ class Job(Generic[T]):
 
     def begin(self, worker: WorkerProcess) -> float:
         """Note that ``worker`` has it now; the time at which it is overdue."""
-        self.worker, self.tried = worker, True
+        self.worker, self.tried, self.asked = worker, True, False
         self.begun = time.monotonic()
         if self.timer is not None:
             self.timer.cancel()
@@ -191,6 +192,7 @@ class SeeJob(Job[Medium]):
             self._refused(error)
             return None
         await self._fill(self._input)
+        self.asked = True
         worker.send(See(self.number, self.part, self.luggage.places(self._input.offset)))
         while True:
             match await worker.receive():
@@ -237,7 +239,7 @@ class SeeJob(Job[Medium]):
         except MMServeError as error:
             self._refused(error)
         else:
-            self.memory.hold(self.request)
+            self.memory.hold(self.request, nbytes)
             return Granted(self._pixels.offset)
         return Denied()
 
@@ -275,6 +277,7 @@ class LayOutJob(Job[Prompt]):
         self.media = tuple(map(without_pixels, media))
 
     async def run(self, worker: WorkerProcess) -> Prompt | None:
+        self.asked = True
         worker.send(LayOut(self.number, self.chat, self.media))
         match await worker.receive():
             case LaidOut() as done:

@@ -180,7 +180,8 @@ class Keeper:
                 answer = await job.run(worker)
         except TimeoutError:
             job.overdue()
-            await worker.stop(job.number)
+            if job.asked:
+                await worker.stop(job.number)
         except WorkerGone:
             job.lose(await worker.end())
         except NoRoom:

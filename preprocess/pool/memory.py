@@ -22,10 +22,10 @@ class PixelMemory:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self._holding: set[object] = set()
+        self._held: dict[object, int] = {}  # bytes of pixels by request
 
     def may_begin(self, request: object, needs: int) -> bool:
-        if request in self._holding or needs > self.arena.total:
+        if request in self._held or needs > self.arena.total:
             return True  # to go on, or to be refused
         if self.arena.used > self.arena.total - self.arena.total // RESERVE:
             return False
@@ -37,29 +37,31 @@ class PixelMemory:
         MediaError if that can never fit, Overloaded if it does not fit now and the request holds pixels,
         NoRoom if it holds none.
         """
-        if nbytes + beside > self.arena.total:
+        held = self._held.get(request, 0)
+        if nbytes + beside + held > self.arena.total:
+            also = f", beside {_mib(held)} MiB for what else the request shows" if held else ""
             raise MediaError(
-                f"it takes {_mib(nbytes + beside)} MiB of memory for pixels and file;"
+                f"it takes {_mib(nbytes + beside)} MiB of memory for pixels and file{also};"
                 f" at most {_mib(self.arena.total)} are allowed (arena_mib)",
                 code="media_too_large",
             )
         try:
             return self.arena.allocate(nbytes)
         except ArenaFull:
-            if request not in self._holding:
+            if not held:
                 raise NoRoom from None
             raise Overloaded(
                 f"the memory for pixels is full ({_mib(self.arena.used)} of {_mib(self.arena.total)} MiB);"
                 " try later, or send fewer pictures and clips at once"
             ) from None
 
-    def hold(self, request: object) -> None:
-        """``request`` holds pixels from now on."""
-        self._holding.add(request)
+    def hold(self, request: object, nbytes: int) -> None:
+        """``request`` has been given so many bytes for pixels."""
+        self._held[request] = self._held.get(request, 0) + nbytes
 
     def forget(self, request: object) -> None:
         """``request`` has nothing more to be seen."""
-        self._holding.discard(request)
+        self._held.pop(request, None)
 
 
 def _mib(nbytes: int) -> int:

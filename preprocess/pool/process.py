@@ -12,6 +12,7 @@ from mmserve.core.arena import Arena
 from mmserve.preprocess.pool.messages import (
     PREFIX_BYTES,
     Cancel,
+    Denied,
     FromWorker,
     Need,
     Ready,
@@ -108,7 +109,7 @@ class WorkerProcess:
         try:
             async with asyncio.timeout(GRACE_S):
                 while isinstance(await self.receive(), Need):
-                    pass
+                    self.send(Denied())
         except (TimeoutError, WorkerGone):
             await self.end()
 
