@@ -9,14 +9,21 @@ from mmserve.engine.features import FeatureClaims
 from mmserve.engine.scheduler.request import Batch, Chunk
 from mmserve.models.forward import VisionRows
 
+PROMPT_ROWS = 16  # steps with prompts are padded to a multiple of it
+
 
 class FlatBatch:
-    """``token_ids`` int64 [T], ``positions`` int64 [3, T], ``logit_rows`` int64 [R], attention spans."""
+    """``token_ids`` int64 [T], ``positions`` int64 [3, T], ``logit_rows`` int64 [R], attention spans.
+
+    Steps with prompts are padded by rows that are in no span, since each number of rows is a shape of its
+    own to every linear layer: on a CPU oneDNN builds a kernel for it, 1 ms and 0.6 MiB each.
+    """
 
     def __init__(self, batch: Batch) -> None:
-        self.num_rows = batch.num_tokens
-        self.token_ids = np.empty(self.num_rows, dtype=np.int64)
-        self.positions = np.empty((3, self.num_rows), dtype=np.int64)
+        step = 1 if batch.decode_only else PROMPT_ROWS
+        self.num_rows = -(-batch.num_tokens // step) * step
+        self.token_ids = np.zeros(self.num_rows, dtype=np.int64)
+        self.positions = np.zeros((3, self.num_rows), dtype=np.int64)
         self.spans: list[Span] = []
         self._decodes(batch.chunks[: batch.num_decodes])
         for chunk in batch.chunks[batch.num_decodes :]:

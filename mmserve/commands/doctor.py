@@ -12,6 +12,7 @@ from typing import Any
 from mmserve import __version__
 from mmserve.commands import session
 from mmserve.core.config import Config, add_arguments, from_arguments
+from mmserve.core.env import SETTINGS
 from mmserve.core.errors import ModelLoadError
 
 PACKAGES = (
@@ -83,7 +84,7 @@ def cpu() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "not set"),
+        "settings": {name: os.environ.get(name, "not set") for name in SETTINGS},
     }
 
 
