@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import llguidance
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import Grammar
-from mmserve.engine.grammar.base import BitRow, GrammarFault
+from mmserve.engine.grammar.base import JSON_FORM, BitRow, GrammarFault
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# Compact JSON: a model that may put white space where it likes can fill its whole answer with it.
-JSON_FORM: "JsonCompileOptions" = {"whitespace_flexible": False}
+_JSON = cast("JsonCompileOptions", JSON_FORM)
 
 
 class GuidanceBackend:
@@ -76,9 +75,9 @@ def _choice(source: str) -> str:
 
 _SOURCES: dict[str, Callable[[str], str]] = {
     "json_object": lambda _: llguidance.LLMatcher.grammar_from_json_schema(
-        {"type": "object"}, overrides=JSON_FORM
+        {"type": "object"}, overrides=_JSON
     ),
-    "json_schema": lambda s: llguidance.LLMatcher.grammar_from_json_schema(s, overrides=JSON_FORM),
+    "json_schema": lambda s: llguidance.LLMatcher.grammar_from_json_schema(s, overrides=_JSON),
     "regex": llguidance.LLMatcher.grammar_from_regex,
     "choice": _choice,
     "grammar": llguidance.LLMatcher.grammar_from_lark,

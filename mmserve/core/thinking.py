@@ -59,5 +59,5 @@ class ThoughtCount:
             self._thinking = None if self._inside else thinking
         elif token == thinking.open_id:
             self._inside = True
-        elif self._inside:
+        elif self._inside and self.tokens != thinking.budget:  # then it is what closes them
             self.tokens += 1

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from enum import Enum
 
 from mmserve.core.messages import Grammar
+from mmserve.engine.grammar.base import JSON_FORM
 from mmserve.parsing.argument_types import Schema, types_of
 from mmserve.parsing.toolbox import Tool, Toolbox
 
-# White space as in the models' templates; a model that may put it where it likes can fill its answer with it.
-_JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LINE = "\n"
 _SHARED = ("$defs", "definitions")  # what a property's schema may refer to
 
@@ -95,7 +94,7 @@ def _value(rule: str, key: str, parameters: Schema) -> str:
 
 
 def _json(schema: Schema) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_FORM})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_FORM})}"
 
 
 def _quoted(text: str) -> str:

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from mmserve.core.messages import Grammar
+from mmserve.core.messages import Grammar, PreparedRequest, SamplingParams
 from mmserve.core.thinking import Thinking, ThoughtCount
 from mmserve.engine.grammar.base import GrammarFault
 from mmserve.engine.grammar.guidance import GuidanceBackend
 from mmserve.engine.grammar.mask import steer
 from mmserve.engine.grammar.steering import Steering
 from mmserve.engine.grammar.thinking import ThinkingMatcher, steered
+from mmserve.engine.kv.page_table import PageTable
+from mmserve.engine.scheduler.request import Request
 from mmserve.models.hub import resolve
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.tokenizer import TextTokenizer
@@ -137,6 +139,27 @@ def test_what_has_nothing_to_say_any_more_is_free():
     assert not steering.free
 
 
+def test_a_request_drops_what_has_nothing_to_say_any_more():
+    one = np.ones(1, np.int32)
+    prepared = PreparedRequest(
+        request_id="a",
+        token_ids=one,
+        radix_keys=one,
+        positions=one,
+        position_delta=0,
+        items=(),
+        sampling=SamplingParams(),
+    )
+    request = Request(
+        prepared, 0, 9, frozenset(), PageTable(1), steered(thinking(budget=1, inside=True), None)
+    )
+    for token in (WORD, BREAK, CLOSE):
+        request.append(token)
+        assert request.steering is not None
+    request.append(BREAK)
+    assert request.steering is None
+
+
 @pytest.mark.parametrize(
     ("inside", "tokens", "count"),
     [
@@ -152,6 +175,13 @@ def test_thoughts_are_counted_without_their_tags(inside, tokens, count):
     for token in tokens:
         counted.add(token)
     assert counted.tokens == count
+
+
+def test_what_closes_thoughts_at_their_budget_is_none():
+    counted = ThoughtCount(thinking(budget=2, inside=True))
+    for token in (WORD, WORD, BREAK, CLOSE, BREAK, WORD):
+        counted.add(token)
+    assert counted.tokens == 2
 
 
 @pytest.mark.parametrize("seed", range(3))
