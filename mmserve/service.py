@@ -271,7 +271,8 @@ class Answer:
 
 def _desk(config: Config, workers: "Workers", engine: EngineThread, metrics: Metrics) -> PrepareDesk:
     cache = config.cache
-    answers = EarlyAnswers(cache.early_answers_mib << 20, cache.pixel_cache_mib << 20)
+    pixels_mib = min(cache.pixel_cache_mib, config.media.arena_mib // 4)  # or nobody else could enter it
+    answers = EarlyAnswers(cache.early_answers_mib << 20, pixels_mib << 20)
     return PrepareDesk(workers, answers, engine.holds, metrics, max_items=config.media.max_items)
 
 

@@ -67,7 +67,9 @@ class CacheOptions(Section):
         16, "memory for what pictures and clips became (sizes and digests, no pixels) in MiB", low=0
     )
     pixel_cache_mib: int = option(
-        128, "memory for resized pixels that the encoder does not have yet in MiB", low=0
+        128,
+        "memory for resized pixels that the encoder does not have yet in MiB; at most a quarter of arena_mib",
+        low=0,
     )
 
 
@@ -130,7 +132,9 @@ class MediaOptions(Section):
     max_video_bytes: int = option(512 << 20, "largest encoded clip in bytes", low=1)
     max_video_frames: int = option(768, "most frames taken from one clip", low=1)
     max_animation_pixels: int = option(
-        1 << 31, "largest GIF, APNG, WebP or AVIF animation sent as a clip, in pixels of all its frames", low=1
+        1 << 31,
+        "largest GIF, APNG, WebP or AVIF animation sent as a clip, in pixels of all its frames",
+        low=1,
     )
     max_items: int = option(64, "pictures and clips in one request", low=1)
     background: str = option("white", "colour under transparent pixels: a name or #rrggbb")
