@@ -5,6 +5,7 @@ float32 they are level or better (measured at 16/8 heads of 128, context 300 to 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,15 +16,26 @@ from mmserve.engine.kv.pool import KVPool
 
 PAD = 64  # contexts are rounded up to this: oneDNN builds a kernel for each new shape, about 1 ms
 QUERY_BLOCK = 128
+RUNS = 8  # pieces of a context that are read where they lie; a product for each costs 5 to 10 us
 SCORES = 128 * 1024  # scores of one head in a block of queries; larger blocks fall out of the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens [start, stop) of a context, in ``runs`` of slots: one run is read where it lies."""
+
+    runs: list[SlotRun]
+    start: int
+    stop: int
 
 
 class MatmulAttention:
     """Keys and values are read where they lie, as [kv_heads, context, d] views of the pool.
 
-    Only a request whose pages are in several runs is gathered. Decodes: one product a request for the
-    scores, one softmax over all of them, one product a request for the result. Prompts: blocks of
-    queries, each against all it may see, with a mask on its diagonal square only.
+    Decodes: one product for the scores of each run of a request's pages, one softmax over all of them, one
+    product a run for the result; a request that shares a prefix has two runs, and neither is copied. Only
+    what lies in more than RUNS pieces is gathered. Prompts: blocks of queries, each against all it may
+    see, with a mask on its diagonal square only.
     """
 
     capturable = False  # the host walks the plan: its views and lengths would be frozen into a graph
@@ -38,12 +50,13 @@ class MatmulAttention:
     def plan(self, spans: Sequence[Span], num_rows: int) -> None:
         decodes = [s for s in spans if len(s) == 1]
         self._prompts = [(s, s.table.slot_runs(0, s.stop)) for s in spans if len(s) > 1]
-        self._whole = [self._padded(s) for s in decodes]
+        self._contexts = [self._pieces(s) for s in decodes]
         self._decode_rows = self._on_device(np.array([s.row for s in decodes], dtype=np.int64))
         new = [s.table.slots(s.start, s.stop) for s in decodes]
         self._decode_slots = self._on_device(np.concatenate(new) if new else np.empty(0, np.int64))
-        self._longest = max((length for _, length in self._whole), default=0)
-        self._masks = [self._length_mask(s.stop, n) for s, (_, n) in zip(decodes, self._whole, strict=True)]
+        lengths = [pieces[-1].stop for pieces in self._contexts]
+        self._longest = max(lengths, default=0)
+        self._masks = [self._length_mask(s.stop, n) for s, n in zip(decodes, lengths, strict=True)]
         self._buffer: torch.Tensor | None = None  # scores; beyond a request's own length they stay -inf
         covered = sum(len(s) for s in spans)
         self._dense = covered == num_rows and not self._prompts
@@ -52,7 +65,7 @@ class MatmulAttention:
         if self._dense:
             return self._decode(q, k, v, layer)
         out = torch.zeros_like(q)
-        if self._whole:
+        if self._contexts:
             single = self._decode_rows
             out[single] = self._decode(q[single], k[single], v[single], layer)
         for span, runs in self._prompts:
@@ -69,27 +82,41 @@ class MatmulAttention:
         grouped = q.unflatten(1, (keys.shape[0], -1))  # [B, kv_heads, group, d]
         weights = self._scores(grouped, keys).softmax(-1).to(q.dtype)
         out = torch.empty_like(grouped)
-        for i, (runs, length) in enumerate(self._whole):
-            torch.bmm(weights[i, :, :, :length], _view(values, runs), out=out[i])
+        for i, pieces in enumerate(self._contexts):
+            for piece in pieces:
+                part = weights[i, :, :, piece.start : piece.stop]
+                if piece.start == 0:
+                    torch.bmm(part, _view(values, piece.runs), out=out[i])
+                else:
+                    torch.baddbmm(out[i], part, _view(values, piece.runs), out=out[i])
         return out.flatten(1, 2)
 
     def _scores(self, q: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """Scaled and masked, float32 [B, kv_heads, group, longest]; the buffer of the plan, for one layer."""
         if self._buffer is None:
             self._buffer = torch.full((*q.shape[:3], self._longest), -torch.inf, device=q.device)
-        for i, (runs, length) in enumerate(self._whole):
-            # keys times queries: the other way round a CPU would repack the keys, at twice the time
-            product = torch.bmm(_view(keys, runs), q[i].transpose(1, 2)).transpose(1, 2)
-            torch.add(self._masks[i], product, alpha=self.scale, out=self._buffer[i, :, :, :length])
+        for i, pieces in enumerate(self._contexts):
+            for piece in pieces:
+                # keys times queries: the other way round a CPU would repack the keys, at twice the time
+                product = torch.bmm(_view(keys, piece.runs), q[i].transpose(1, 2)).transpose(1, 2)
+                place = slice(piece.start, piece.stop)
+                out = self._buffer[i, :, :, place]
+                torch.add(self._masks[i][place], product, alpha=self.scale, out=out)
         return self._buffer
 
-    def _padded(self, span: Span) -> tuple[list[SlotRun], int]:
-        """The slots of a context and its length, rounded up where the pool does not end before."""
+    def _pieces(self, span: Span) -> list[Piece]:
+        """The slots of a context, its end rounded up where the pool does not end before."""
         runs = span.table.slot_runs(0, span.stop)
         start, stop = runs[-1]
         stop = min(stop + -span.stop % PAD, self.slots)
         runs[-1] = (start, stop)
-        return runs, sum(b - a for a, b in runs)
+        parts = [[run] for run in runs] if len(runs) <= RUNS else [runs]
+        pieces, first = [], 0
+        for part in parts:
+            last = first + sum(b - a for a, b in part)
+            pieces.append(Piece(part, first, last))
+            first = last
+        return pieces
 
     def _length_mask(self, stop: int, length: int) -> torch.Tensor:
         """0 within a context of ``stop`` tokens, -inf in its padding up to ``length``."""

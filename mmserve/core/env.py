@@ -9,8 +9,8 @@ SETTINGS = {
     "OMP_WAIT_POLICY": "passive",
     # Kernels that are kept, in the caches of oneDNN and of torch over it: one for each shape, 0.3 MiB each
     # and in each. By default 1,024, so that a server's memory grows for thousands of requests.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
-    "LRU_CACHE_CAPACITY": "256",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
+    "LRU_CACHE_CAPACITY": "512",
 }
 
 
