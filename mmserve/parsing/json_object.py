@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -118,6 +119,18 @@ def strict(text: str) -> Any:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def too_deep(value: Any) -> bool:
+    """Whether lists and objects are nested more than DEEPEST in each other."""
+    layer = list(_nests([value]))
+    for _ in range(DEEPEST):
+        layer = [nest for one in layer for nest in _nests(one.values() if isinstance(one, dict) else one)]
+    return bool(layer)
+
+
+def _nests(values: Iterable[Any]) -> Iterable[Any]:
+    return (value for value in values if isinstance(value, dict | list))
 
 
 def compact(value: Any) -> str:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.parsing.argument_types import Schema
+from mmserve.parsing.json_object import DEEPEST, too_deep
 
 MOST_TOOLS = 128
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -97,6 +98,8 @@ def _parameters(schema: Any, where: str) -> Schema:
         _refuse(where, f"{where} must be a JSON schema")
     if schema.get("type", "object") != "object":
         _refuse(f"{where}.type", f"{where}.type must be object: arguments have names")
+    if too_deep(schema):
+        _refuse(where, f"{where} is nested more than {DEEPEST} deep")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not all(
         isinstance(p, Mapping | bool) for p in properties.values()

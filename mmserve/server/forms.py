@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import Grammar
+from mmserve.parsing.json_object import DEEPEST, too_deep
 from mmserve.parsing.tool_grammar import ToolForm, tool_grammar
 from mmserve.parsing.toolbox import Toolbox
 from mmserve.server.errors import unsupported
@@ -118,6 +119,10 @@ def _of_type(kind: str, schema: dict[str, Any] | None, where: str, schema_at: st
 def _grammar(kind: Any, value: Any, param: str) -> Grammar:
     if kind == "json_object":
         return Grammar("json_object", param=param)
+    if too_deep(value):
+        raise InvalidRequest(
+            f"{param} is nested more than {DEEPEST} deep", param=param, code="invalid_grammar"
+        )
     source = value if isinstance(value, str) else json.dumps(value)
     if len(source) > MOST_SOURCE:
         raise InvalidRequest(

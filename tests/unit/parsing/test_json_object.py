@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.parsing.json_object import DEEPEST, ObjectScanner, strict
+from mmserve.parsing.json_object import DEEPEST, ObjectScanner, strict, too_deep
 
 JSON = st.recursive(
     st.none()
@@ -50,6 +50,14 @@ def test_what_cannot_be_an_object_is_noticed_at_once(text):
     scanner = ObjectScanner()
     assert scanner.read(text) == (text[:-1], len(text) - 1)
     assert scanner.failed
+
+
+@pytest.mark.parametrize(("depth", "deep"), [(DEEPEST, False), (DEEPEST + 1, True), (5000, True)])
+def test_a_value_that_is_nested_too_deeply_is_told(depth, deep):
+    value = 1
+    for number in range(depth):
+        value = [0, value] if number % 2 else {"a": value, "b": 0}
+    assert too_deep(value) is deep
 
 
 def test_depth_is_bounded():

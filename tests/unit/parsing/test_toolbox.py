@@ -3,11 +3,16 @@
 import pytest
 
 from mmserve.core.errors import InvalidRequest
+from mmserve.parsing.json_object import DEEPEST
 from mmserve.parsing.toolbox import NO_PARAMETERS, read_toolbox
 
 
 def tool(name="look", parameters=None, **fields):
     return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+def nested(depth):
+    return {"not": nested(depth - 1)} if depth else {}
 
 
 def test_tools_may_be_called_unless_the_choice_is_none():
@@ -38,6 +43,7 @@ def test_a_named_tool_is_the_only_one():
     [
         ("look", None, "tools"),
         ([tool(f"t{i}") for i in range(129)], None, "tools"),
+        ([tool(parameters={"properties": {"x": nested(DEEPEST)}})], None, "tools[0].function.parameters"),
         (["look"], None, "tools[0]"),
         ([tool(), {"type": "web_search"}], None, "tools[1].type"),
         ([{"type": "function"}], None, "tools[0].function"),

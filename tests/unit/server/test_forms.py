@@ -7,6 +7,7 @@ import pytest
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import Grammar
+from mmserve.parsing.json_object import DEEPEST
 from mmserve.server.forms import MOST_SOURCE, ResponseFormat, StructuredOutputs, form_of
 
 
@@ -15,6 +16,10 @@ def form(response_format=None, structured_outputs=None):
         msgspec.convert(response_format, ResponseFormat | None),
         msgspec.convert(structured_outputs, StructuredOutputs | None),
     )
+
+
+def nested(depth):
+    return {"not": nested(depth - 1)} if depth > 1 else {}
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -56,6 +61,7 @@ def test_a_form_is_read(fields, grammar):
         ((None, {"regex": "a", "choice": ["a"]}), "structured_outputs"),
         (({"type": "json_object"}, {"regex": "a"}), "structured_outputs"),
         ((None, {"regex": "a" * (MOST_SOURCE + 1)}), "structured_outputs.regex"),
+        ((None, {"json": nested(DEEPEST + 1)}), "structured_outputs.json"),
     ],
 )
 def test_a_form_that_is_none_is_refused_by_name(fields, param):
