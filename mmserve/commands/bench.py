@@ -13,6 +13,7 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("bench", help="measure parts of mmserve and print tables")
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     _add_preprocess(benches)
+    _add_scheduler(benches)
 
 
 def _add_preprocess(benches: Any) -> None:
@@ -53,11 +54,33 @@ def _preprocess(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_scheduler(benches: Any) -> None:
+    parser = benches.add_parser("scheduler", help="what a step costs the host, by running requests")
+    parser.add_argument(
+        "--running", type=_counts, default=(1, 64, 256, 1024), help="requests that decode (1,64,256,1024)"
+    )
+    parser.add_argument("--steps", type=int, default=200, help="medians are over so many (default: 200)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.set_defaults(run=_scheduler)
+
+
+def _scheduler(args: argparse.Namespace) -> int:
+    from mmserve.bench import scheduler
+    from mmserve.bench.table import machine, markdown, write_json
+
+    rows = [scheduler.measure(running, args.steps) for running in args.running]
+    print(f"{machine()['cpu']}; microseconds a step in which all requests decode, medians of {args.steps}\n")
+    print(markdown(rows))
+    if args.json:
+        write_json(args.json, {"bench": "scheduler", "rows": rows})
+    return 0
+
+
 def _counts(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(int(part) for part in text.split(","))
     except ValueError:
         counts = ()
     if not counts or min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"must be numbers of workers like 1,2, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be whole numbers like 1,2, not {text!r}")
     return counts

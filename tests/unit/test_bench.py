@@ -2,7 +2,7 @@
 
 import json
 
-from mmserve.bench import preprocess
+from mmserve.bench import preprocess, scheduler
 from mmserve.bench.media import clip, photograph, still
 from mmserve.bench.table import markdown, write_json
 from mmserve.models.hub import resolve
@@ -38,3 +38,9 @@ def test_a_table_has_one_column_for_each_figure():
         [{"sample": "a", "speed": 1234.5, "ratio": None}, {"sample": "b", "speed": 2.0, "ratio": 0.5}]
     )
     assert text.splitlines()[2:] == ["| a | 1234 | – |", "| b | 2.00 | 0.50 |"]
+
+
+def test_the_scheduler_is_measured_with_every_request_decoding():
+    row = scheduler.measure(running=5, steps=3)
+    assert row["running"] == 5
+    assert row["step µs"] == row["schedule µs"] + row["advance µs"] + row["append µs"] > 0
