@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -43,9 +44,9 @@ def measure(running: int, steps: int) -> dict[str, Any]:
     scheduler = _filled(running)
     times: dict[str, list[float]] = {"schedule": [], "advance": [], "append": []}
     for _ in range(steps):
-        batch = _timed(times["schedule"], lambda: _schedule(scheduler))
-        _timed(times["advance"], lambda batch=batch: scheduler.advance(batch))
-        _timed(times["append"], lambda batch=batch: _append(batch))
+        batch = _timed(times["schedule"], partial(_schedule, scheduler))
+        _timed(times["advance"], partial(scheduler.advance, batch))
+        _timed(times["append"], partial(_append, batch))
     row: dict[str, Any] = {"running": running}
     row |= {f"{name} µs": 1e6 * median(values) for name, values in times.items()}
     row["step µs"] = sum(row[f"{name} µs"] for name in times)
