@@ -188,14 +188,15 @@ class Scheduler:
         return (r for r in tuple(self.running) if not r.decoding)
 
     def _soon(self) -> Iterator[Request]:
-        """Running requests and the waiting ones whose pages are free now."""
-        yield from self.running
+        """Requests that have items to come: running ones, and the waiting ones whose pages are free now."""
+        yield from [r for r in self.running if r.items_held < len(r.items)]
         free = self.memory.available
         for request in self.waiting:
             free -= request.table.pages_missing(request.num_tokens)
             if free < 0:
                 return
-            yield request
+            if request.items_held < len(request.items):
+                yield request
 
     # ------------------------------------------------------------ in and out of the queues
 
