@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -48,13 +48,13 @@ class EarlyAnswers:
     """Two bounded memories, the least recently used first to go from each. Safe from any thread.
 
     *Answers*: media without their pixels, by the digest of what was sent; ``capacity`` bytes of books.
-    *Pixels*: those of items that the encoder does not hold yet, by item; ``pixel_capacity`` bytes. Whoever
-    sees that the encoder has an item drops its pixels.
+    *Pixels*: those of media that the encoder does not hold yet; ``pixel_capacity`` bytes. Whoever sees that
+    the encoder has an item drops the pixels of the media that show it.
     """
 
     def __init__(self, capacity: int, pixel_capacity: int) -> None:
         self._answers: _Bounded[Medium] = _Bounded(capacity, _bookkeeping)
-        self._pixels: _Bounded[Pixels] = _Bounded(pixel_capacity, lambda pixels: pixels.nbytes)
+        self._pixels = _Shown(pixel_capacity)
         self._lock = threading.Lock()
 
     def find(self, key: bytes) -> Medium | None:
@@ -62,26 +62,24 @@ class EarlyAnswers:
         with self._lock:
             return self._answers.find(key)
 
-    def pixels(self, digests: Iterable[bytes]) -> tuple[Pixels, ...] | None:
-        """The pixels of all items ``digests``, or None if any are gone."""
+    def pixels(self, digests: tuple[bytes, ...]) -> tuple[Pixels | None, ...] | None:
+        """The pixels of the medium with these items, or None if they are gone."""
         with self._lock:
-            found = [self._pixels.find(digest) for digest in digests]
-        whole = tuple(pixels for pixels in found if pixels is not None)
-        return whole if len(whole) == len(found) else None
+            medium = self._pixels.find(self._pixels.key_of(digests))
+        return None if medium is None else medium.pixels
 
     def keep(self, key: bytes, medium: Medium, *, pixels: bool) -> None:
         """Remember ``medium``, with its ``pixels`` or without."""
         with self._lock:
             self._answers.keep(key, without_pixels(medium))
-            for digest, array in zip(medium.digests, medium.pixels, strict=True) if pixels else ():
-                if array is not None:
-                    self._pixels.keep(digest, array)
+            if pixels:
+                self._pixels.keep(key, medium)
 
-    def drop_pixels(self, digests: Iterable[bytes] | None = None) -> None:
-        """Forget the pixels of ``digests``, or all of them."""
+    def drop_pixels(self, digests: Iterable[bytes]) -> None:
+        """Forget the pixels of all media that show any of ``digests``."""
         with self._lock:
-            for digest in tuple(self._pixels) if digests is None else digests:
-                self._pixels.drop(digest)
+            for digest in digests:
+                self._pixels.drop_showing(digest)
 
     def stats(self) -> dict[str, int]:
         with self._lock:
@@ -108,9 +106,6 @@ class _Bounded(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._kept)
-
     def find(self, key: bytes) -> T | None:
         value = self._kept.get(key)
         if value is None:
@@ -130,10 +125,42 @@ class _Bounded(Generic[T]):
         while self.nbytes > self.capacity:
             self.drop(next(iter(self._kept)))
 
-    def drop(self, key: bytes) -> None:
+    def drop(self, key: bytes) -> T | None:
         value = self._kept.pop(key, None)
         if value is not None:
             self.nbytes -= self._size(value)
+        return value
+
+
+class _Shown(_Bounded[Medium]):
+    """Media with their pixels. Those of one medium are one allocation, which is free again when the last of
+    its items has gone, equal ones too: so they are counted together, and go together."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity, lambda medium: medium.nbytes)
+        self._by_item: dict[bytes, set[bytes]] = {}  # keys of the media that show it
+
+    def key_of(self, digests: tuple[bytes, ...]) -> bytes:
+        """The key of a medium with exactly these items; of none if there is none."""
+        keys = self._by_item.get(digests[0], ())
+        return next((key for key in keys if self._kept[key].digests == digests), b"")
+
+    def keep(self, key: bytes, value: Medium) -> None:
+        super().keep(key, value)
+        for digest in value.digests if key in self._kept else ():
+            self._by_item.setdefault(digest, set()).add(key)
+
+    def drop(self, key: bytes) -> Medium | None:
+        medium = super().drop(key)
+        for digest in set(medium.digests) & self._by_item.keys() if medium else ():
+            self._by_item[digest].discard(key)
+            if not self._by_item[digest]:
+                del self._by_item[digest]
+        return medium
+
+    def drop_showing(self, digest: bytes) -> None:
+        for key in tuple(self._by_item.get(digest, ())):
+            self.drop(key)
 
 
 def _bookkeeping(medium: Medium) -> int:
