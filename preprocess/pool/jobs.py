@@ -83,9 +83,13 @@ class Job(Generic[T]):
         """Note that ``worker`` has it now; the time at which it is overdue."""
         self.worker, self.tried, self.asked = worker, True, False
         self.begun = time.monotonic()
+        self.stop_waiting()
+        return self._sooner(self.begun + self.seconds)
+
+    def stop_waiting(self) -> None:
+        """No timer ends its wait any more: one that runs would hold the job, and so its file, to the end."""
         if self.timer is not None:
             self.timer.cancel()
-        return self._sooner(self.begun + self.seconds)
 
     async def run(self, worker: WorkerProcess) -> T | None:
         """Talk with the worker until it is free again; the answer, or None after ``fail``.
@@ -192,6 +196,8 @@ class SeeJob(Job[Medium]):
             self._refused(error)
             return None
         await self._fill(self._input)
+        if self.left:
+            return None
         self.asked = True
         worker.send(See(self.number, self.part, self.luggage.places(self._input.offset)))
         while True:

@@ -283,6 +283,7 @@ class Keeper:
         if job.request not in crew.seats:
             job.forget()
         crew.queue.drop(job.request, job)
+        job.stop_waiting()
         if job.left and job.worker is not None:
             job.worker.send(Cancel(job.number))
         self._ring()

@@ -2,9 +2,11 @@
 
 import asyncio
 import functools
+import gc
 import os
 import signal
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -191,6 +193,18 @@ async def test_cancelling_gives_places_and_memory_back_and_costs_no_worker(singl
     assert pids(single) == workers
     assert single.stats()["workers_lost"] == lost
     assert (await single.see(picture(1))).kind == "image"
+
+
+async def test_nothing_remembers_the_file_of_a_caller_who_left(single):
+    running = asyncio.create_task(single.see(long_clip()))
+    await at_work(*eyes(single))
+    waiting = asyncio.create_task(single.see(picture(1), request="r"))
+    await until(lambda: single.stats()["jobs_queued"] == 1)
+    [job] = map(weakref.ref, single._eyes.queue)
+    waiting.cancel()
+    del waiting
+    await until(lambda: gc.collect() * 0 + (job() is None), seconds=20)  # the timer had 60
+    running.cancel()
 
 
 # ---------------------------------------------------------------- time
