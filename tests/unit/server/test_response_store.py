@@ -1,3 +1,7 @@
+import tracemalloc
+
+import msgspec
+
 from mmserve.server.response_store import ResponseStore, StoredResponse
 
 
@@ -24,6 +28,27 @@ def test_bytes_are_bounded_and_given_back():
     for number in range(50):
         store.delete("me", str(number))
     assert (store.used_bytes, len(store)) == (0, 0)
+
+
+def test_the_bound_is_of_the_memory_that_responses_take():
+    store = ResponseStore()
+    tracemalloc.start()
+    try:
+        for number in range(8):
+            given = msgspec.json.decode(b"[%b]" % b",".join([b"[]"] * 20_000))
+            store.put("me", str(number), StoredResponse({"text": "x"}, given, ()))
+        del given
+        assert tracemalloc.get_traced_memory()[0] < 2 * store.used_bytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_response_comes_back_as_it_was_put():
+    store, kept = ResponseStore(), ({"role": "user", "content": [{"type": "text", "text": "Grüße"}]},)
+    store.put("me", "a", StoredResponse({"text": None, "top_p": 0.5}, [{"n": 1 << 70}], kept))
+    found = store.get("me", "a")
+    assert (found.body, found.input) == ({"text": None, "top_p": 0.5}, [{"n": 1 << 70}])
+    assert tuple(found.messages) == kept
 
 
 def test_responses_belong_to_their_owner():
