@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 import llguidance
+import numpy as np
 
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import Grammar
@@ -33,7 +34,18 @@ class GuidanceBackend:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise _refused(grammar, matcher.get_error())
+        if not self._can_begin(matcher):
+            raise _refused(grammar, "no text can begin it, or its first step is over the limits")
         return GuidanceMatcher(matcher)
+
+    def _can_begin(self, matcher: llguidance.LLMatcher) -> bool:
+        """Whether any token may come first, or the end. A definition that only refers to itself has none."""
+        row = np.zeros(-(-self._tokenizer.vocab_size // 32), np.int32)
+        try:
+            GuidanceMatcher(matcher.deep_copy()).fill(row)
+        except GrammarFault:
+            return False
+        return bool(row.any())
 
 
 class GuidanceMatcher:

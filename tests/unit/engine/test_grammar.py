@@ -109,6 +109,14 @@ def test_what_is_no_grammar_is_refused_with_its_reason(backend, kind, source, re
     assert refusal.value.code == "invalid_grammar"
 
 
+def test_a_definition_that_no_text_can_fit_is_refused(backend):
+    grammar = Grammar("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "field")
+    with pytest.raises(InvalidRequest, match="no text can begin") as caught:
+        backend.compile(grammar)
+    assert (caught.value.param, caught.value.code) == ("field", "invalid_grammar")
+    backend.compile(Grammar("choice", '[""]'))  # nothing at all is a text too
+
+
 def test_a_monstrous_pattern_works_or_is_at_fault_but_never_hangs(backend):
     steering = Steering(backend.compile(Grammar("regex", "(((a{1,900}){1,900}){1,900}){1,900}b{5000}" * 40)))
     logits = torch.randn(1, 1792, generator=torch.Generator().manual_seed(1))
