@@ -23,6 +23,7 @@ from mmserve.core.messages import ImagePart, Message, Part, TextPart, VideoPart
 from mmserve.media_options import Kind, Options, check_together, inside, merged, read_options, shown
 from mmserve.parsing.calls import template_calls
 
+MOST_ENTRIES = 8192  # messages of a conversation, parts of a message
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 TEXTS = ("text", "input_text", "output_text")
 LONGEST_NAME = 256  # characters of a uuid or an id
@@ -88,8 +89,18 @@ def parse_messages(
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InvalidRequest(f"{param} must be a list with at least one message", param=param)
+    check_length(messages, "messages", param)
     parser = _Parser(loader, defaults or {})
     return tuple(parser.message(m, f"{param}[{i}]") for i, m in enumerate(messages))
+
+
+def check_length(given: Sequence[Any], what: str, param: str) -> None:
+    """InvalidRequest for more messages or parts than one request may have: reading them takes the server's
+    own time, of which there is one for everybody."""
+    if len(given) > MOST_ENTRIES:
+        raise InvalidRequest(
+            f"{param} has {len(given)} {what}; at most {MOST_ENTRIES} are allowed", param=param
+        )
 
 
 def build_part(loaded: Loaded, kind: Kind, options: Options, where: str) -> ImagePart | VideoPart:
@@ -166,6 +177,7 @@ class _Parser:
             return (TextPart(content),)
         if not isinstance(content, Sequence) or isinstance(content, bytes):
             raise InvalidRequest(f"{param} must be a string or a list of parts", param=param)
+        check_length(content, "parts", param)
         return tuple(self._part(p, f"{param}[{i}]") for i, p in enumerate(content))
 
     def _part(self, part: Any, param: str) -> Part:

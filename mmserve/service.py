@@ -273,7 +273,8 @@ def _desk(config: Config, workers: "Workers", engine: EngineThread, metrics: Met
     cache = config.cache
     pixels_mib = min(cache.pixel_cache_mib, config.media.arena_mib // 4)  # or nobody else could enter it
     answers = EarlyAnswers(cache.early_answers_mib << 20, pixels_mib << 20)
-    return PrepareDesk(workers, answers, engine.holds, metrics, max_items=config.media.max_items)
+    limits = {"max_items": config.media.max_items, "max_text_chars": config.media.max_text_chars}
+    return PrepareDesk(workers, answers, engine.holds, metrics, **limits)
 
 
 def _grammars(spec: "ProcessorSpec", vocab: int) -> GrammarDesk:

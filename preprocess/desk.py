@@ -15,7 +15,7 @@ from mmserve.core.messages import ChatInput, VideoPart
 from mmserve.core.metrics import MediaOutcome, Metrics
 from mmserve.preprocess.cache import EarlyAnswers, Pixels, part_digest
 from mmserve.preprocess.flights import Flights
-from mmserve.preprocess.media import Kind, MediaPart, Medium, media_parts, without_pixels
+from mmserve.preprocess.media import Kind, MediaPart, Medium, check_text, media_parts, without_pixels
 from mmserve.preprocess.prompt import Prepared
 from mmserve.preprocess.workers import Workers
 
@@ -38,12 +38,14 @@ class PrepareDesk:
         metrics: Metrics,
         *,
         max_items: int,
+        max_text_chars: int,
     ) -> None:
         self.workers = workers
         self.answers = answers
         self.holds = holds
         self.metrics = metrics
         self.max_items = max_items
+        self.max_text_chars = max_text_chars
         self._flights: Flights[Medium] = Flights()
 
     # ------------------------------------------------------------ what is asked
@@ -51,6 +53,7 @@ class PrepareDesk:
     async def prepare(self, chat: ChatInput) -> Prepared:
         """All that the engine needs. InvalidRequest or MediaError names the part that is wrong; Overloaded
         when too much waits already, MediaTimeout past the deadline of ``chat``."""
+        check_text(chat, self.max_text_chars)
         media = await self._look_at_all(chat, whole=False)
         prepared = await self.workers.assemble(chat, media)
         self.metrics.stages(prepared.stages)

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from mmserve.core.digest import framed_digest
-from mmserve.core.errors import MediaError, MMServeError
-from mmserve.core.messages import ChatInput, ImagePart, VideoPart
+from mmserve.core.errors import ContextLengthExceeded, MediaError, MMServeError
+from mmserve.core.messages import ChatInput, ImagePart, TextPart, VideoPart
 from mmserve.core.messages import Seen as Seen
 from mmserve.preprocess.spec import ProcessorSpec
 
@@ -49,6 +49,20 @@ def media_parts(chat: ChatInput, most: int) -> list[MediaPart]:
             f"there are {len(found)} pictures and clips; at most {most} are allowed", param="messages"
         )
     return found
+
+
+def check_text(chat: ChatInput, most: int) -> None:
+    """ContextLengthExceeded when the words of ``chat`` have more than ``most`` characters, before anybody
+    spends time on them."""
+    texts = [p.text for m in chat.messages for p in m.content if isinstance(p, TextPart)]
+    if isinstance(chat.prompt, str):
+        texts.append(chat.prompt)
+    total = sum(map(len, texts))
+    if total > most:
+        raise ContextLengthExceeded(
+            f"the request has {total} characters of text; at most {most} are allowed",
+            param="prompt" if chat.prompt is not None else "messages",
+        )
 
 
 def without_pixels(medium: Medium) -> Medium:

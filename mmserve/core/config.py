@@ -137,6 +137,9 @@ class MediaOptions(Section):
         low=1,
     )
     max_items: int = option(64, "pictures and clips in one request", low=1)
+    max_text_chars: int = option(
+        2_000_000, "characters of text in one request, refused before they are tokenised if more", low=1
+    )
     background: str = option("white", "colour under transparent pixels: a name or #rrggbb")
     fetch_urls: bool = option(True, "fetch http(s) media URLs (public addresses only)")
     fetch_domains: str | None = option(

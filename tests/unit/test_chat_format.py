@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmserve.chat_format import FORMS, Loaded, MediaRef, media_refs, parse_messages
+from mmserve.chat_format import FORMS, MOST_ENTRIES, Loaded, MediaRef, media_refs, parse_messages
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import ImagePart, TextPart, VideoPart
 from mmserve.media_options import LOW_DETAIL_PIXELS, request_options
@@ -500,3 +500,16 @@ def test_any_tree_is_messages_or_an_error_that_names_a_field(tree):
 def test_any_tree_is_options_or_an_error_that_names_a_field(processor, io):
     error = refusal(request_options, processor, io)
     assert error is None or error.param.startswith(("mm_processor_kwargs", "media_io_kwargs"))
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": "a"}] * (MOST_ENTRIES + 1), "messages"),
+        ([{"role": "user", "content": ["a"] * (MOST_ENTRIES + 1)}], "messages[0].content"),
+    ],
+)
+def test_more_entries_than_one_request_may_have_are_refused_unread(messages, param):
+    with pytest.raises(InvalidRequest, match=str(MOST_ENTRIES)) as refusal:
+        parse_messages(messages, lambda ref: b"")
+    assert refusal.value.param == param

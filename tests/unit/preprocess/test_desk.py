@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.media_files import clip_file, picture_file
 
-from mmserve.core.errors import MediaError, MediaTimeout, MMServeError
+from mmserve.core.errors import ContextLengthExceeded, MediaError, MediaTimeout, MMServeError
 from mmserve.core.messages import ChatInput, ImagePart, Message, SamplingParams, TextPart, VideoPart
 from mmserve.core.metrics import Metrics
 from mmserve.preprocess import desk as desk_module
@@ -68,7 +68,7 @@ def encoder():
 @pytest.fixture
 def desk(workers, encoder):
     answers = EarlyAnswers(1 << 20, 1 << 24)
-    return PrepareDesk(workers, answers, encoder.holds, Metrics(dict), max_items=4)
+    return PrepareDesk(workers, answers, encoder.holds, Metrics(dict), max_items=4, max_text_chars=1000)
 
 
 def picture(seed=0, size=64):
@@ -99,6 +99,18 @@ async def test_a_new_request_is_as_the_processor_makes_it(desk, processor):
     for ours, theirs in zip(prepared.request.items, plain.request.items, strict=True):
         assert np.array_equal(ours.pixels, theirs.pixels)
     assert [s.cached for s in prepared.seen] == [False, False]
+
+
+async def test_too_many_words_are_refused_before_anybody_reads_them(desk, workers):
+    with pytest.raises(ContextLengthExceeded) as refusal:
+        await desk.prepare(chat(TextPart("x" * 990), TextPart("y" * 6)))
+    assert (refusal.value.param, refusal.value.status) == ("messages", 400)
+    assert "1001 characters" in refusal.value.message
+    raw = ChatInput(request_id="r", messages=(), prompt="z" * 1001, sampling=SamplingParams())
+    with pytest.raises(ContextLengthExceeded) as refusal:
+        await desk.prepare(raw)
+    assert refusal.value.param == "prompt"
+    assert (await desk.prepare(chat(TextPart("x" * 900)))).request.num_tokens > 0
 
 
 async def test_what_the_encoder_holds_is_not_decoded_again_and_comes_without_pixels(desk, workers, encoder):
