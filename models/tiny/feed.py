@@ -17,7 +17,7 @@ from mmserve.models.tiny.net import Grid
 CELL = 32  # pixels of a merged token's side
 PATCH_BUDGET = 2048  # vision patches a batch
 CLIPS_FROM, CLIP_SHARE = 0.12, 0.2
-LARGE_FROM, LARGE_SHARE = 0.4, 0.45
+LARGE_FROM, LARGE_SHARE = 0.4, 0.65
 GROUPS = 5
 MAX_TURNS = 4
 DRILLS = 4  # short questions more about each picture: they cost little and teach to look things up

@@ -193,7 +193,7 @@ def _counted(rng: np.random.Generator, height: int, width: int) -> Scene:
     count = int(rng.choice([2, 3, 4], p=[0.34, 0.33, 0.33]))
     first, second = _nouns(rng, 2, ground)
     nouns = [first] * count
-    if count > 2 and rng.random() < 0.4:
+    if count > 2 and rng.random() < 0.65:
         minor = int(rng.integers(1, count // 2 + 1))
         mixed = [first] * (count - minor) + [second] * minor
         nouns = [mixed[i] for i in rng.permutation(count)]
