@@ -32,6 +32,9 @@ import numpy as np
 ALIGNMENT = 64  # bytes, a cache line
 PAGE = mmap.PAGESIZE
 LARGE = 64 << 10  # blocks of this size begin on a page, and their pages go back to the kernel
+# The beginning of the arena stays with it. Blocks are taken from the front, so ordinary traffic lives there, and
+# pages touched anew each time were 0.8 ms of the 5.6 ms that a worker took for a JPEG of 640x480.
+WARM = 64 << 20
 
 
 class ArenaFull(Exception):
@@ -226,9 +229,9 @@ class Window:
         return self.array(offset, (nbytes,)).data.toreadonly()
 
     def give_back(self, block: Block) -> None:
-        """Let the kernel have the whole pages of a large block; they read as zeros afterwards."""
-        start, end = _rounded(block.offset, PAGE), block.end // PAGE * PAGE
-        if block.nbytes >= LARGE and hasattr(mmap, "MADV_REMOVE"):
+        """Let the kernel have the whole pages of a large block beyond WARM; they read as zeros afterwards."""
+        start, end = _rounded(max(block.offset, WARM), PAGE), block.end // PAGE * PAGE
+        if block.nbytes >= LARGE and start < end and hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE, start, end - start)
 
     def __del__(self) -> None:
