@@ -256,6 +256,8 @@ class Engine:
             "kv_pages_free": pages.free,
             "kv_pages_cached": prefixes.evictable if prefixes else 0,
             "prefix_nodes": prefixes.nodes if prefixes else 0,
+            "grammars_compiled": self.grammars.compiled if self.grammars else 0,
+            "grammars_reused": self.grammars.reused if self.grammars else 0,
             "kv_page_size": self.kv.page_size,
             "encoded_items": self.stage.encoded_items,
             "encoded_tokens": self.stage.encoded_tokens,

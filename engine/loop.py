@@ -201,6 +201,8 @@ class EngineThread:
         """Nobody may wait for an engine that is gone: tell those who do, and those on their way in."""
         with self._gate:
             self.dead = reason
+        if self._engine.grammars is not None:
+            self._engine.grammars.close()
         self._engine = _Gone(reason, self._engine)
         while not self._commands.empty():
             self._commands.get()()

@@ -125,7 +125,8 @@ class Answer(Struct):
 
 async def collect(outputs: AsyncGenerator[Numbered, None], count: int) -> list[Answer]:
     """Whole answers, one for each of ``count`` generations."""
-    answers, texts = [Answer() for _ in range(count)], [[] for _ in range(count)]  # type: ignore[var-annotated]
+    answers = [Answer() for _ in range(count)]
+    texts: list[list[str]] = [[] for _ in range(count)]
     async with aclosing(outputs) as numbered:
         async for index, output in numbered:
             texts[index].append(output.text)

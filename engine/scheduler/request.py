@@ -99,6 +99,8 @@ class Request:
     def keys(self, stop: int) -> Keys:
         """What the prefix cache knows the first ``stop`` tokens by."""
         prompt = self.prepared.radix_keys[:stop]
+        if stop <= self.prompt_len:
+            return prompt
         return np.concatenate((prompt, self.token_ids[self.prompt_len : stop].astype(np.int64)))
 
     def begin_at(self, length: int) -> None:

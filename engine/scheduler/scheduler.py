@@ -61,8 +61,10 @@ class Scheduler:
     def _admit(self) -> Request | None:
         """Start the first waiting request, unless what it begins with is being computed by another, if it
         fits and leaves the running ones room to grow."""
+        if len(self.running) >= self.options.max_running:
+            return None
         request = next((r for r in self.waiting if not self._awaits_prefix(r)), None)
-        if request is None or len(self.running) >= self.options.max_running:
+        if request is None:
             return None
         self.memory.share(request)
         if not self._fits(request):
@@ -84,9 +86,10 @@ class Scheduler:
         """Whether more than half of what ``request`` has to compute is being computed for another, which
         will publish it in a few steps."""
         if request.awaited is None or not _prefills(request.awaited):
-            known = request.num_tokens + self.memory.cached_len(request)
-            others = (r for r in self._prefilling() if 2 * common_len(r, request) > known)
-            request.awaited = next(others, None)
+            request.awaited = None  # lest those who come one after the other keep each other in memory
+            others = list(self._prefilling())
+            known = request.num_tokens + (self.memory.cached_len(request) if others else 0)
+            request.awaited = next((r for r in others if 2 * common_len(r, request) > known), None)
         return request.awaited is not None
 
     def _preempt(self, request: Request) -> None:

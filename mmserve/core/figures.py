@@ -30,6 +30,8 @@ FIGURES: dict[str, Figure] = {
     "kv_pages_free": Figure("kv_pages_free", "Pages of the KV pool that are free"),
     "kv_pages_cached": Figure("kv_pages_cached", "Pages of the KV pool that hold prefixes for whoever comes"),
     "prefix_nodes": Figure("prefix_nodes", "Nodes of the tree of cached prefixes"),
+    "grammars_compiled": Figure("grammars_compiled", "Grammars compiled", "counter"),
+    "grammars_reused": Figure("grammars_reused", "Grammars that were compiled already", "counter"),
     "encoded_items": Figure("encoded_items", "Vision items encoded", "counter"),
     "encoded_tokens": Figure("encoded_tokens", "Vision tokens encoded", "counter"),
     "encoder_pool_bytes": Figure("encoder_pool_bytes", "Bytes of encoded pictures kept"),

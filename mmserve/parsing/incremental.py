@@ -1,5 +1,6 @@
 """Parsers that read text as it comes and may stop in the middle of anything."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from mmserve.parsing.events import Event
@@ -7,7 +8,7 @@ from mmserve.parsing.events import Event
 Steps = Iterator[Event | None]
 
 
-class Incremental:
+class Incremental(ABC):
     """A parser written as one generator, ``_read``: it yields events, and None where it needs more text.
 
     ``_buffer`` is the text that was not taken yet. What is yielded must follow from the text alone, never
@@ -30,8 +31,9 @@ class Incremental:
         self._ended = True
         return self._advance()
 
+    @abstractmethod
     def _read(self) -> Steps:
-        raise NotImplementedError
+        """The parser as one generator over the text that has come."""
 
     def _take(self, count: int) -> str:
         text, self._buffer = self._buffer[:count], self._buffer[count:]

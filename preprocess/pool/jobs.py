@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -40,7 +41,7 @@ T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
-class Job(Generic[T]):
+class Job(ABC, Generic[T]):
     """One question of one caller. But for ``future``, the keeper's loop alone touches it.
 
     ``seconds`` bounds the wait for a worker and then the work, each; ``deadline`` (``time.monotonic``)
@@ -91,12 +92,12 @@ class Job(Generic[T]):
         if self.timer is not None:
             self.timer.cancel()
 
+    @abstractmethod
     async def run(self, worker: WorkerProcess) -> T | None:
         """Talk with the worker until it is free again; the answer, or None after ``fail``.
 
         WorkerGone, or NoRoom to be put back in the queue.
         """
-        raise NotImplementedError
 
     def release(self) -> None:
         """Give back what the job held; its worker does not touch it any more."""

@@ -90,6 +90,10 @@ class SlowDesk:
 
     def __init__(self):
         self.callbacks = []
+        self.closed = False
+
+    def close(self):
+        self.closed = True
 
     def request(self, grammar, done):
         self.callbacks.append(done)
@@ -293,6 +297,7 @@ def test_who_waits_for_a_grammar_hears_of_the_engines_end(engine, loop, desk):
     assert until(lambda: desk.callbacks)
     loop.stop()
     assert isinstance(answers.get(timeout=5), EngineDead)
+    assert desk.closed
 
 
 def test_without_a_desk_a_grammar_is_refused(loop):

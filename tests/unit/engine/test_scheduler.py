@@ -354,16 +354,29 @@ def test_who_was_preempted_goes_on_from_what_the_cache_kept():
     assert second.num_generated == 40
 
 
-def test_equal_prompts_computed_side_by_side_end_on_the_same_pages():
-    """Neither waits when the second is admitted before the first has begun; pages kept twice are freed."""
+def test_what_two_computed_side_by_side_ends_on_the_same_pages():
+    """They share too little for one to wait; the pages of it that are there twice are freed."""
     world = World(step_tokens=64)
-    one, two = world.submit(prompt=9, answer=9, family=1), world.submit(prompt=9, answer=9, family=1)
-    one.awaited = two.awaited = None
+    short, long = world.submit(prompt=13, answer=9, family=1), world.submit(prompt=40, answer=9, family=1)
     world.step()
-    while two.status is Status.WAITING:
-        world.step()
-    assert one.table.between(0, 2) == two.table.between(0, 2)
+    assert world.log == [[(0, 0, 13), (1, 0, 40)]]
+    assert short.table.between(0, 3) == long.table.between(0, 3)
+    assert world.memory.prefixes.pages == 10
     world.drain()
+
+
+def test_who_has_waited_for_another_keeps_nothing_of_it():
+    world = World(step_tokens=64)
+    first = world.submit(prompt=33, items=[(1, (16, 20))], family=1)
+    world.features.capacity = 0
+    world.step()
+    follower = world.submit(prompt=34, family=1)
+    world.step()
+    assert follower.awaited is first
+    world.features.capacity = 1
+    while follower.status is Status.WAITING:
+        world.step()
+    assert follower.awaited is None
 
 
 arrivals = st.tuples(
