@@ -171,12 +171,13 @@ class Chunk:
 
 
 class Batch:
-    """The chunks of one step, decodes first, and what is left of its token budget."""
+    """The chunks of one step, decodes first, and the tokens that it still has room for."""
 
     def __init__(self, budget: int) -> None:
         self.chunks: list[Chunk] = []
         self.num_decodes = 0
-        self.budget = self.room = budget
+        self.num_tokens = 0
+        self.room = budget
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -185,25 +186,27 @@ class Batch:
         return iter(self.chunks)
 
     @property
-    def num_tokens(self) -> int:
-        return self.budget - self.room
-
-    @property
     def decode_only(self) -> bool:
         return self.num_decodes == len(self.chunks)
 
+    def leave_room(self, tokens: int) -> None:
+        """Room for ``tokens`` more at most."""
+        self.room = min(self.room, tokens)
+
     def add_decode(self, request: Request) -> None:
         """The newest token of ``request``. All decodes are added before the first prompt."""
-        self.chunks.append(Chunk(request, request.computed_len, request.num_tokens, True))
         self.num_decodes += 1
-        self.room -= 1
+        self._add(Chunk(request, request.computed_len, request.num_tokens, True))
 
     def add_prompt(self, request: Request, stop: int) -> None:
         """Tokens from where ``request`` stands up to ``stop``, if that is any."""
-        start = request.computed_len
-        if start < stop:
-            self.chunks.append(Chunk(request, start, stop, stop == request.num_tokens))
-            self.room -= stop - start
+        if request.computed_len < stop:
+            self._add(Chunk(request, request.computed_len, stop, stop == request.num_tokens))
+
+    def _add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.num_tokens += len(chunk)
+        self.room -= len(chunk)
 
 
 def common_len(one: Request, other: Request) -> int:

@@ -34,12 +34,15 @@ class Scheduler:
 
     # ------------------------------------------------------------ the policy
 
-    def schedule(self) -> Batch:
-        """The next step: every decode, then chunks of prompts under way, then new requests."""
+    def schedule(self, prompt_tokens: int | None = None) -> Batch:
+        """The next step: every decode, then chunks of prompts under way, then new requests; these two get
+        at most ``prompt_tokens`` of the budget (None: all that the decodes leave, 0: nothing)."""
         batch = Batch(self.options.step_tokens)
         for request in self._decoding():
             if batch.room and self._grow(request):
                 batch.add_decode(request)
+        if prompt_tokens is not None:
+            batch.leave_room(prompt_tokens)
         for request in self._prefilling():
             if batch.room:
                 batch.add_prompt(request, self._chunk_stop(request, batch.room))

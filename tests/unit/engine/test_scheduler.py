@@ -165,6 +165,19 @@ def test_a_long_prompt_does_not_stop_a_stream_that_is_talking():
         assert talking.num_generated == before + 1
 
 
+@pytest.mark.parametrize(
+    ("most", "chunk"), [(None, [(1, 0, 15)]), (6, [(1, 0, 6)]), (99, [(1, 0, 15)]), (0, [])]
+)
+def test_prompts_get_no_more_of_a_step_than_its_caller_grants(most, chunk):
+    world = World()
+    world.submit(prompt=4)
+    world.step()
+    world.submit(prompt=40)
+    batch = world.scheduler.schedule(prompt_tokens=most)
+    assert [(c.request.arrival, c.start, c.stop) for c in batch] == [(0, 4, 5), *chunk]
+    assert batch.num_tokens == sum(map(len, batch))
+
+
 def test_a_chunk_stops_just_before_an_item_that_is_not_encoded():
     world = World()
     request = world.submit(prompt=12, items=[(1, (4, 8))])
