@@ -32,16 +32,18 @@ def photograph(height: int, width: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.clip(total, 0, 255).astype(np.uint8))
 
 
-def still(height: int, width: int, kind: str) -> Sample:
+def still(height: int, width: int, kind: str, seed: int = 0) -> Sample:
     """A photograph as a file of ``kind`` (JPEG, PNG, WEBP)."""
     file = io.BytesIO()
-    photograph(height, width).save(file, kind, quality=90)
+    photograph(height, width, seed).save(file, kind, quality=90)
     return Sample(f"{kind} {width}x{height}", file.getvalue())
 
 
-def clip(height: int, width: int, seconds: int, rate: int = 30, codec: str = "libx264") -> Sample:
+def clip(
+    height: int, width: int, seconds: int, rate: int = 30, codec: str = "libx264", seed: int = 0
+) -> Sample:
     """A slow pan over a photograph, ``rate`` frames a second, a key frame every two seconds, as mp4."""
-    wide = np.asarray(photograph(height, width + seconds * rate))
+    wide = np.asarray(photograph(height, width + seconds * rate, seed))
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
         stream: Any = container.add_stream(

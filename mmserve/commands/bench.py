@@ -5,6 +5,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from mmserve.commands import bench_serve
 from mmserve.core.config import BUNDLED_MODEL
 from mmserve.core.errors import ConfigError
 
@@ -14,6 +15,7 @@ def add(commands: Any) -> None:
     benches = parser.add_subparsers(dest="bench", required=True, metavar="BENCH")
     _add_preprocess(benches)
     _add_scheduler(benches)
+    bench_serve.add(benches)
 
 
 def _add_preprocess(benches: Any) -> None:
