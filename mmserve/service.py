@@ -4,35 +4,22 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
-from dataclasses import replace
+from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
+from mmserve.answering import AnswerEngine, LocalEngine
 from mmserve.core.config import Config
 from mmserve.core.env import prepare_environment
-from mmserve.core.errors import MMServeError
-from mmserve.core.messages import (
-    ChatInput,
-    FinishReason,
-    ImagePart,
-    PixelsWanted,
-    PreparedRequest,
-    Seen,
-    TextLogprob,
-    TextOutput,
-    TokenLogprob,
-    TokenOutput,
-    Usage,
-    VideoPart,
-)
+from mmserve.core.messages import ChatInput, ImagePart, Seen, TextOutput, VideoPart
 from mmserve.core.metrics import Metrics, RequestWatch
-from mmserve.core.thinking import ThoughtCount
-from mmserve.engine.detokenizer import Detokenizer, TokenBytes
+from mmserve.core.thinking import Start
+from mmserve.engine.detokenizer import TokenBytes
 from mmserve.engine.grammar.desk import GrammarDesk
-from mmserve.engine.loop import Delivery, EngineThread
+from mmserve.engine.loop import EngineThread
 from mmserve.preprocess.cache import EarlyAnswers
 from mmserve.preprocess.desk import PrepareDesk
 from mmserve.preprocess.library import MediaLibrary
@@ -54,7 +41,7 @@ class Service:
     """
 
     def __init__(
-        self, config: Config, processor: "Processor", workers: "Workers", engine: EngineThread
+        self, config: Config, processor: "Processor", workers: "Workers", engine: AnswerEngine
     ) -> None:
         self.config = config
         self.model_name = config.model.served_model_name or _own_name(config.model.model)
@@ -63,7 +50,6 @@ class Service:
         self.metrics = Metrics(self.stats)
         self._desk = _desk(config, workers, engine, self.metrics)
         self._engine = engine
-        self._tokens = TokenBytes.from_json(processor.spec.tokenizer_json)
         self.library = MediaLibrary(config.media.media_store_mib << 20, config.media.media_store_s)
 
     @classmethod
@@ -104,7 +90,8 @@ class Service:
         workers.wait_ready()
         log.info("a prompt and its answer may have %d tokens", engine.max_model_len)
         log.info("backends: %s", ", ".join(f"{op} {form}" for op, form in model.backends.items()))
-        return cls(config, processor, workers, EngineThread(engine))
+        tokens = TokenBytes.from_json(spec.tokenizer_json)
+        return cls(config, processor, workers, LocalEngine(EngineThread(engine), tokens))
 
     @property
     def ready(self) -> bool:
@@ -142,38 +129,20 @@ class Service:
     async def _answer(
         self, chat: ChatInput, prepared: "Prepared", watch: RequestWatch
     ) -> AsyncGenerator[TextOutput, None]:
-        answer = Answer(_without_items(prepared), self._tokens)
         digests = [item.digest for item in prepared.request.items]
-        async with aclosing(self._outputs(chat, prepared.request)) as outputs:
-            del prepared  # the engine alone keeps the pixels, for as long as it needs them
-            async for output in outputs:
-                if output.token_ids:
-                    watch.tokens(output.timings)
+        sight = Sight.of(prepared)
+        answer = self._engine.answer(prepared.request, partial(self._desk.pixels, chat))
+        async with aclosing(answer) as said:
+            del prepared, answer  # the engine alone keeps the pixels, for as long as it needs them
+            async for part in said:
+                if part.tokens:
+                    watch.tokens(part.timings)
                     self._desk.encoded(digests)
                     digests.clear()
-                piece = answer.add(output)
-                if answer.ended_early:
-                    await outputs.aclose()
-                if piece is not None:
+                if part.piece is not None:
+                    piece = sight.complete(part.piece)
                     watch.said(piece)
                     yield piece
-
-    async def _outputs(self, chat: ChatInput, request: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
-        """What the engine says to ``request``, which is aborted when this is closed before the end."""
-        inbox, ended = Inbox(), False
-        self._engine.submit(request, inbox.deliver)
-        del request
-        try:
-            while not ended:
-                delivery = await inbox.next()
-                if isinstance(delivery, PixelsWanted):
-                    self._engine.supply(chat.request_id, await self._desk.pixels(chat), inbox.deliver)
-                else:
-                    ended = delivery.finish_reason is not None
-                    yield delivery
-        finally:
-            if not ended:
-                self._engine.abort(chat.request_id, inbox.deliver)
 
     def close(self) -> None:
         """Abort what still runs, free the threads and end the workers."""
@@ -181,95 +150,7 @@ class Service:
         _run_apart(self._desk.close())
 
 
-class Inbox:
-    """Carries deliveries from the engine's thread to the coroutine that waits for them."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
-        self.deliver = self._deliver  # one object, by which the engine knows its submission
-
-    async def next(self) -> TokenOutput | PixelsWanted:
-        """The next delivery; raises what was delivered in its place."""
-        delivery = await self._deliveries.get()
-        if isinstance(delivery, MMServeError):
-            raise delivery
-        return delivery
-
-    def _deliver(self, delivery: Delivery) -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._deliveries.put_nowait, delivery)
-
-
-class Answer:
-    """One answer in the making: tokens in, text out, and the count of both."""
-
-    def __init__(self, prepared: "Prepared", tokens: TokenBytes) -> None:
-        request = prepared.request
-        self.request_id = request.request_id
-        self.finish_reason: FinishReason | None = None
-        self.ended_early = False  # by a stop string, of which the engine does not know
-        self._prepared = prepared
-        self._tokens = tokens
-        self._detokenizer = Detokenizer(tokens, request.stop, request.sampling.min_tokens)
-        self._thoughts = ThoughtCount(request.thinking)
-        self._completion = 0
-        self._ids: list[int] = []  # taken since the last piece of text
-        self._logprobs: list[TextLogprob] = []
-
-    def add(self, output: TokenOutput) -> TextOutput | None:
-        """The next piece of text, or None while there is nothing to show."""
-        text = "".join(self._take(output))
-        self.ended_early = self._detokenizer.stopped and output.finish_reason is None
-        self.finish_reason = "stop" if self._detokenizer.stopped else output.finish_reason
-        if self.finish_reason:
-            text += self._detokenizer.flush()
-        elif not text:
-            return None
-        return self._piece(text, output)
-
-    def _take(self, output: TokenOutput) -> list[str]:
-        """The text of each token; that of a stop token is not part of the answer."""
-        self._completion += len(output.token_ids)
-        self._ids += output.token_ids
-        self._logprobs += [self._shown(logprob) for logprob in output.logprobs or ()]
-        spoken = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
-        for token in spoken:
-            self._thoughts.add(token)
-        return [self._detokenizer.add(token) for token in spoken]
-
-    def _piece(self, text: str, output: TokenOutput) -> TextOutput:
-        ids, self._ids = tuple(self._ids), []
-        logprobs, self._logprobs = tuple(self._logprobs), []
-        return TextOutput(
-            request_id=self.request_id,
-            text=text,
-            token_ids=ids,
-            logprobs=None if self._prepared.request.sampling.logprobs is None else logprobs,
-            finish_reason=self.finish_reason,
-            error=output.error,
-            usage=self._usage(output),
-            timings=output.timings.ended() if self.ended_early and output.timings else output.timings,
-            media=self._prepared.seen,
-            start=self._prepared.start,
-        )
-
-    def _usage(self, output: TokenOutput) -> Usage:
-        return Usage(
-            prompt_tokens=output.prompt_tokens,
-            completion_tokens=self._completion,
-            cached_tokens=output.cached_tokens,
-            image_tokens=self._prepared.image_tokens,
-            video_tokens=self._prepared.video_tokens,
-            reasoning_tokens=self._thoughts.tokens,
-        )
-
-    def _shown(self, logprob: TokenLogprob) -> TextLogprob:
-        top = tuple((self._tokens.raw(token), value) for token, value in logprob.top)
-        return TextLogprob(self._tokens.raw(logprob.token_id), logprob.logprob, top)
-
-
-def _desk(config: Config, workers: "Workers", engine: EngineThread, metrics: Metrics) -> PrepareDesk:
+def _desk(config: Config, workers: "Workers", engine: AnswerEngine, metrics: Metrics) -> PrepareDesk:
     cache = config.cache
     pixels_mib = min(cache.pixel_cache_mib, config.media.arena_mib // 4)  # or nobody else could enter it
     answers = EarlyAnswers(cache.early_answers_mib << 20, pixels_mib << 20)
@@ -293,8 +174,21 @@ def _run_apart(closing: Coroutine[Any, Any, None]) -> None:
     thread.join()
 
 
-def _without_items(prepared: "Prepared") -> "Prepared":
-    return replace(prepared, request=structs.replace(prepared.request, items=()))
+class Sight(NamedTuple):
+    """What was seen of a request's media, and where its answer begins; the same in every piece."""
+
+    media: tuple[Seen, ...]
+    start: Start
+    image_tokens: int
+    video_tokens: int
+
+    @classmethod
+    def of(cls, prepared: "Prepared") -> "Sight":
+        return cls(prepared.seen, prepared.start, prepared.image_tokens, prepared.video_tokens)
+
+    def complete(self, piece: TextOutput) -> TextOutput:
+        usage = structs.replace(piece.usage, image_tokens=self.image_tokens, video_tokens=self.video_tokens)
+        return structs.replace(piece, usage=usage, media=self.media, start=self.start)
 
 
 def _own_name(model: str) -> str:

@@ -38,6 +38,9 @@ FIGURES: dict[str, Figure] = {
     "encoder_pool_evictions": Figure(
         "encoder_pool_evictions", "Encoded pictures dropped for room", "counter"
     ),
+    "process_restarts": Figure(
+        "process_restarts", "Times that the engine or the detokenizer ended and was started again", "counter"
+    ),
     "preparing": Figure("requests_preparing", "Requests whose media and text are being prepared"),
     "workers_alive": Figure("workers", "Preprocessing processes that answer"),
     "workers_lost": Figure("workers_lost", "Workers that ended or were killed over a job", "counter"),

@@ -157,8 +157,8 @@ async def broken(part, **options):
 
 async def evicted(service):
     """The encoder has dropped everything."""
-    await until(lambda: not service._engine._engine.has_work)
-    service._engine._engine.stage.pool.clear()
+    await until(lambda: not service._engine.thread._engine.has_work)
+    service._engine.thread._engine.stage.pool.clear()
 
 
 def test_every_number_of_the_stats_is_told_to_prometheus(service):

@@ -538,7 +538,7 @@ def test_a_dead_engine_is_told_to_those_who_wait_and_by_readiness(tmp_path):
         with web.stream("POST", "/v1/chat/completions", json=body) as stream:
             lines = stream.iter_lines()
             next(lines)
-            service._engine._engine.step = broken
+            service._engine.thread._engine.step = broken
             assert any("engine_dead" in line for line in lines)
         assert web.get("/health/ready").status_code == 503
         assert web.get("/health/live").status_code == 200

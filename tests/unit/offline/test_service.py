@@ -52,8 +52,10 @@ async def test_leaving_early_frees_everything(service):
 
 
 async def test_closing_the_stream_aborts_before_it_returns(service, monkeypatch):
-    aborted, abort = [], service._engine.abort
-    monkeypatch.setattr(service._engine, "abort", lambda *args: (aborted.append(args[0]), abort(*args)))
+    aborted, abort = [], service._engine.thread.abort
+    monkeypatch.setattr(
+        service._engine.thread, "abort", lambda *args: (aborted.append(args[0]), abort(*args))
+    )
     wanted = chat(max_tokens=900)
     stream = service.generate(wanted)
     await anext(stream)

@@ -1,0 +1,139 @@
+"""Who answers prepared requests: the interface before the engine, and its form in one process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from mmserve.answer import Answer, Brief, Said
+from mmserve.core.errors import MMServeError
+from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
+from mmserve.engine.detokenizer import TokenBytes
+from mmserve.engine.loop import EngineThread
+
+Output = TypeVar("Output", TokenOutput, Said)
+Pixels = Mapping[bytes, np.ndarray]
+PixelsAgain = Callable[[], Awaitable[Pixels]]  # makes the pixels of a request once more, by digest
+
+
+class AnswerEngine(Protocol):
+    """Prepared requests in, pieces of text out. It may be called from any event loop, also from several."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are answered at this moment."""
+
+    @property
+    def lives(self) -> int:
+        """How many times it has been started: what was proved of one life says nothing of the next."""
+
+    def answer(self, request: PreparedRequest, pixels: PixelsAgain) -> AsyncGenerator[Said, None]:
+        """What is said to ``request``, up to its end; closing it earlier aborts it.
+
+        MMServeError when the request is refused or the engine is lost. ``pixels`` is asked where features
+        were dropped that the request relies on.
+        """
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether the features of a vision item are there, as far as is known at this moment."""
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's counts and gauges."""
+
+    def stop(self) -> None:
+        """Abort what runs and end; later requests find it dead. Twice is once."""
+
+
+class LocalEngine:
+    """The engine on a thread of this process; text is made in the event loop of whoever asks."""
+
+    lives = 1
+
+    def __init__(self, thread: EngineThread, tokens: TokenBytes) -> None:
+        self.thread = thread
+        self._tokens = tokens
+
+    @property
+    def alive(self) -> bool:
+        return self.thread.alive
+
+    async def answer(self, request: PreparedRequest, pixels: PixelsAgain) -> AsyncGenerator[Said, None]:
+        answer = Answer(Brief.of(request), self._tokens)
+        async with aclosing(conversation(self.thread, request, pixels)) as outputs:
+            del request  # the engine alone keeps the pixels, for as long as it needs them
+            async for output in outputs:
+                said = answer.add(output)
+                if said.early:
+                    await outputs.aclose()
+                yield said
+
+    def holds(self, digest: bytes) -> bool:
+        return self.thread.holds(digest)
+
+    def stats(self) -> dict[str, Any]:
+        return {**self.thread.stats(), "process_restarts": 0}
+
+    def stop(self) -> None:
+        self.thread.stop()
+
+
+Delivery = Output | PixelsWanted | MMServeError
+
+
+class Listener(Protocol[Output]):
+    """What takes requests and calls back with what becomes of them, on whatever thread."""
+
+    def submit(self, request: PreparedRequest, deliver: Callable[[Delivery[Output]], None]) -> None: ...
+    def abort(self, request_id: str, deliver: Callable[[Delivery[Output]], None]) -> None: ...
+    def supply(
+        self, request_id: str, pixels: Pixels, deliver: Callable[[Delivery[Output]], None]
+    ) -> None: ...
+
+
+async def conversation(
+    engine: Listener[Output], request: PreparedRequest, pixels: PixelsAgain
+) -> AsyncGenerator[Output, None]:
+    """What ``engine`` says to ``request``, which is aborted when this is closed before the end."""
+    request_id, inbox, ended = request.request_id, Inbox[Output](), False
+    engine.submit(request, inbox.deliver)
+    del request
+    try:
+        while not ended:
+            delivery = await inbox.next()
+            if isinstance(delivery, PixelsWanted):
+                engine.supply(request_id, await pixels(), inbox.deliver)
+            else:
+                ended = _ends(delivery)
+                yield delivery
+    finally:
+        if not ended:
+            engine.abort(request_id, inbox.deliver)
+
+
+def _ends(output: TokenOutput | Said) -> bool:
+    """Whether the engine says no more to the request."""
+    if isinstance(output, TokenOutput):
+        return output.finish_reason is not None
+    return output.piece is not None and output.piece.finish_reason is not None and not output.early
+
+
+class Inbox(Generic[Output]):
+    """Carries deliveries from another thread to the coroutine that waits for them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deliveries: asyncio.Queue[Delivery[Output]] = asyncio.Queue()
+        self.deliver = self._deliver  # one object, by which the engine knows its submission
+
+    async def next(self) -> Output | PixelsWanted:
+        """The next delivery; raises what was delivered in its place."""
+        delivery = await self._deliveries.get()
+        if isinstance(delivery, MMServeError):
+            raise delivery
+        return delivery
+
+    def _deliver(self, delivery: Delivery[Output]) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._deliveries.put_nowait, delivery)
