@@ -9,7 +9,6 @@ from mmserve.core.config import BUNDLED_MODEL, Config
 from mmserve.core.errors import ModelLoadError
 from mmserve.models.config import ModelConfig, read_config
 from mmserve.models.hub import resolve
-from mmserve.models.ops.cpu import OneDNNLinear
 from mmserve.models.ops.registry import choose_ops
 from mmserve.preprocess.heif import EXTRA, has_heif
 
@@ -29,7 +28,7 @@ def expected(config: Config) -> dict[str, Choice]:
         "dtype": dtype,
         "attention": _attention(config.runner.attention_backend),
         "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
-        "linear": {"runs": linear, "why": _linear_reason(config, device["runs"], dtype["runs"], linear)},
+        "linear": {"runs": linear, "why": ops.linear_why},
         "operations": {"runs": names, "why": "the device's own form of each where there is one"},
         "heic": _heic(),
         "preprocessing": _preprocessing(config.media.workers),
@@ -89,13 +88,3 @@ def on_this_machine(config: Config) -> ModelConfig | None:
     name = config.model.model
     local = name == BUNDLED_MODEL or Path(name).expanduser().exists()
     return read_config(resolve(name)) if local else None
-
-
-def _linear_reason(config: Config, device: str, dtype: str, runs: str) -> str:
-    if config.runner.linear_backend != "auto":
-        return "asked for"
-    if runs == "onednn":
-        return "weights laid out for oneDNN beforehand are read fastest on a CPU"
-    if device != "cpu":
-        return "the device's own matrix products"
-    return f"onednn cannot run: {OneDNNLinear().unusable(getattr(torch, dtype))}"

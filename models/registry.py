@@ -72,7 +72,7 @@ def load_model(options: ModelOptions, *, linear_backend: str = "auto", seed: int
     ``seed`` when the load format is dummy.
 
     ModelLoadError: no such model, an unsupported architecture, or files that do not fit. ConfigError:
-    a device or ``linear_backend`` (auto, onednn, plain) that cannot run here.
+    a device or ``linear_backend`` (auto, onednn, native, plain) that cannot run here.
     """
     started = time.monotonic()
     dummy = options.load_format == "dummy"

@@ -95,8 +95,9 @@ class RunnerOptions(Section):
     )
     linear_backend: str = option(
         "auto",
-        "onednn prepacks bf16 weights on a CPU; plain is the reference",
-        choices=("auto", "onednn", "plain"),
+        "onednn prepacks weights on a CPU; native widens bf16 ones where the CPU has no bf16 instructions;"
+        " plain is the reference",
+        choices=("auto", "onednn", "native", "plain"),
     )
     threads: int | None = option(None, "CPU threads of the model; all cores if not given", low=1)
 

@@ -1,5 +1,7 @@
 """Forms for the CPU: fewer passes over memory, and weights packed once for oneDNN."""
 
+from pathlib import Path
+
 import torch
 
 from mmserve.models.ops.reference import ACTIVATIONS
@@ -9,6 +11,19 @@ _FUSED: dict[str | None, tuple[str, str]] = {
     "gelu": ("gelu", "none"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
 }
+
+# What Linux calls the instructions that multiply bf16: on Intel and AMD, and on ARM.
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+def bf16_instructions() -> str | None:
+    """The flag of the instructions with which this CPU multiplies bf16; None if it shows none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
+    return next((flag for flag in BF16_FLAGS if flag in found), None)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

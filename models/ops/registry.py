@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from mmserve.core.errors import ConfigError
 from mmserve.models.ops import cpu, reference
+from mmserve.models.ops.native.linear import NativeLinear
 
 log = logging.getLogger(__name__)
 
@@ -18,21 +19,21 @@ Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LinearOp(Protocol):
-    """``pack`` a weight [out, in] once, then call with what it returned."""
+    """``pack`` a weight [out, in] once, then call with what it returned, a type of the operation's own."""
 
     name: str
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor: ...
+    def pack(self, weight: torch.Tensor) -> Any: ...
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, act: str | None = None
+        self, x: torch.Tensor, weight: Any, bias: torch.Tensor | None, act: str | None = None
     ) -> torch.Tensor:
         """``act(x @ weight.T + bias)``; ``act`` is a key of ``reference.ACTIVATIONS`` or None."""
 
 
 @dataclass(frozen=True)
 class Ops:
-    """The chosen form of each operation; ``names`` tells which."""
+    """The chosen form of each operation; ``names`` tells which, ``linear_why`` why that linear layer."""
 
     rms_norm: Norm
     add_rms_norm: AddNorm
@@ -40,6 +41,7 @@ class Ops:
     rope: Rope
     linear: LinearOp
     names: Mapping[str, str]
+    linear_why: str = "asked for"
 
 
 _FORMS: dict[str, dict[str, Callable]] = {
@@ -49,35 +51,69 @@ _FORMS: dict[str, dict[str, Callable]] = {
     "rope": {"torch": reference.rope, "cpu": cpu.rope},
 }
 _ONEDNN = cpu.OneDNNLinear()
+_NATIVE = NativeLinear()
+_CPU_LINEAR: dict[str, cpu.OneDNNLinear | NativeLinear] = {"onednn": _ONEDNN, "native": _NATIVE}
 
 
 def reference_ops() -> Ops:
     """The oracle: every operation in its plain torch form."""
-    return _ops(dict.fromkeys(_FORMS, "torch"), reference.PlainLinear())
+    return _ops(dict.fromkeys(_FORMS, "torch"), reference.PlainLinear(), "asked for")
 
 
 def choose_ops(device: torch.device, dtype: torch.dtype, linear: str = "auto") -> Ops:
     """The fastest usable forms on ``device`` in ``dtype``.
 
-    ``linear``: auto, onednn or plain. ConfigError when onednn is demanded and cannot run.
+    ``linear``: auto, onednn, native or plain. ConfigError when onednn or native is demanded and cannot run.
     """
     names = {op: device.type if device.type in forms else "torch" for op, forms in _FORMS.items()}
-    return _ops(names, _linear(device, dtype, linear))
+    chosen, why = _linear(device, dtype, linear)
+    log.info("linear layers run as %s: %s", chosen.name, why)
+    return _ops(names, chosen, why)
 
 
-def _linear(device: torch.device, dtype: torch.dtype, wanted: str) -> LinearOp:
+def _linear(device: torch.device, dtype: torch.dtype, wanted: str) -> tuple[LinearOp, str]:
+    """The linear layer and why it is that one."""
     if wanted == "plain":
-        return reference.PlainLinear()
-    reason = "it runs on a CPU only" if device.type != "cpu" else _ONEDNN.unusable(dtype)
-    if reason is None:
-        return _ONEDNN
-    if wanted == "onednn":
-        raise ConfigError(f"linear_backend onednn cannot run: {reason}", param="linear_backend")
-    if device.type == "cpu":
-        log.warning("linear layers run in their plain form; onednn cannot run: %s", reason)
-    return reference.PlainLinear()
+        return reference.PlainLinear(), "asked for"
+    if wanted in _CPU_LINEAR:
+        return _demanded(device, dtype, wanted), "asked for"
+    if device.type != "cpu":
+        return reference.PlainLinear(), "the device's own matrix products"
+    return _fastest_on_cpu(dtype)
 
 
-def _ops(names: dict[str, str], linear: LinearOp) -> Ops:
+def _demanded(device: torch.device, dtype: torch.dtype, wanted: str) -> LinearOp:
+    linear = _CPU_LINEAR[wanted]
+    reason = "it runs on a CPU only" if device.type != "cpu" else linear.unusable(dtype)
+    if reason is not None:
+        raise ConfigError(f"linear_backend {wanted} cannot run: {reason}", param="linear_backend")
+    return linear
+
+
+def _fastest_on_cpu(dtype: torch.dtype) -> tuple[LinearOp, str]:
+    """The first that can run of those that are worth trying here; the reason names those that could not."""
+    instructions, missed = cpu.bf16_instructions(), []
+    for name, why in _worth_trying(dtype, instructions):
+        reason = _CPU_LINEAR[name].unusable(dtype)
+        if reason is None:
+            return _CPU_LINEAR[name], "; ".join((*missed, why))
+        missed.append(f"{name} cannot run: {reason}")
+        log.warning("linear layers run slower than they could; %s", missed[-1])
+    return reference.PlainLinear(), "; ".join(missed)
+
+
+def _worth_trying(dtype: torch.dtype, instructions: str | None) -> tuple[tuple[str, str], ...]:
+    """(linear layer, why), the fastest first."""
+    packed = "weights laid out for oneDNN beforehand are read fastest on a CPU"
+    if dtype != torch.bfloat16:
+        return (("onednn", packed),)
+    widened = "this CPU shows no bf16 instructions: bf16 weights are widened on their way into float32 sums"
+    if instructions is None:
+        return (("native", widened), ("onednn", packed))
+    own = f"this CPU multiplies bf16 itself ({instructions})"
+    return (("onednn", own), ("native", "bf16 weights are widened on their way into float32 sums"))
+
+
+def _ops(names: dict[str, str], linear: LinearOp, why: str) -> Ops:
     chosen = {op: _FORMS[op][name] for op, name in names.items()}
-    return Ops(**chosen, linear=linear, names={**names, "linear": linear.name})
+    return Ops(**chosen, linear=linear, names={**names, "linear": linear.name}, linear_why=why)

@@ -87,12 +87,12 @@ def test_onednn_activation_equals_plain(dtype, act):
 
 def test_chosen_forms_are_named():
     assert choose_ops(CPU, torch.bfloat16, "plain").names["linear"] == "plain"
-    assert choose_ops(CPU, torch.bfloat16).names["rms_norm"] == "cpu"
     assert set(reference_ops().names.values()) == {"torch", "plain"}
 
 
 def test_unusable_onednn_is_said_or_refused(monkeypatch, caplog):
-    monkeypatch.setattr(registry._ONEDNN, "unusable", lambda dtype: "no such operator", raising=False)
+    for linear in (registry._ONEDNN, registry._NATIVE):
+        monkeypatch.setattr(linear, "unusable", lambda dtype: "no such operator", raising=False)
     assert choose_ops(CPU, torch.bfloat16).names["linear"] == "plain"
     assert "no such operator" in caplog.text
     with pytest.raises(ConfigError, match="onednn cannot run: no such operator"):

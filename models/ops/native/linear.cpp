@@ -1,0 +1,317 @@
+// y = act(x @ W^T + b): weights stay bf16 in memory and are widened to float32 on their way into the sums.
+//
+// W [outputs, inputs] is packed into panels of 32 outputs: [panels][inputs] rows of 16 words, where word j holds
+// output j in its lower half and output j + 16 in its upper half, so that a shift and a mask widen both. Few rows
+// of x read each panel once, as it lies; with many, a block of it is widened into the cache first and used by all.
+//
+// Every element of y is one chain of fused multiply-adds over k = 0, 1, 2 ... whatever the number of rows, of
+// threads and the path: a row's result does not depend on what else is in the batch.
+
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "common.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace mmserve {
+namespace {
+
+constexpr int kPairs = 16;           // words in a row of a panel
+constexpr int kWidth = 2 * kPairs;   // outputs of a panel
+constexpr int kRun = 16;             // inputs of one row of x that lie together when x is laid out for the kernel
+constexpr int kDepth = 384;          // inputs between two visits to the sums; a multiple of kRun
+constexpr int kMostRows = 504;       // rows of x that are laid out at once
+constexpr int kOwnRows = 64;         // up to here each thread lays x out for itself instead of waiting for others
+constexpr int kAhead = 32;           // rows of a panel to fetch in advance
+#if defined(__AVX512F__)
+constexpr int kRows = 12;            // rows of x in the kernel: 24 vectors of sums, of 32 registers
+#elif defined(__AVX2__)
+constexpr int kRows = 6;
+#else
+constexpr int kRows = 8;
+#endif
+
+// Memory that only grows, for what a thread needs again in its next call.
+class Scratch {
+public:
+    ~Scratch() { std::free(memory_); }
+    float* of(size_t floats) {
+        if (floats > size_) {
+            std::free(memory_);
+            size_ = 0;
+            memory_ = static_cast<float*>(std::aligned_alloc(64, (floats * 4 + 63) / 64 * 64));
+            if (!memory_) std::abort();
+            size_ = floats;
+        }
+        return memory_;
+    }
+
+private:
+    float* memory_ = nullptr;
+    size_t size_ = 0;
+};
+
+struct Call {
+    const bf16* x;
+    long stride, rows, inputs;
+    const uint32_t* panels;
+    long outputs;
+    const bf16* bias;
+    int act;
+    bf16* y;
+    long count() const { return (outputs + kWidth - 1) / kWidth; }
+    const uint32_t* panel(long p) const { return panels + p * inputs * kPairs; }
+};
+
+// ---- activations -----------------------------------------------------------------------------------------------
+
+inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exp(-x)); }
+
+// x * Phi(x). erfc(z) = t * exp(-z^2 + P(t)), t = 1 / (1 + z / 2); P by Chebyshev interpolation, 8e-7 relative.
+inline Floats gelu(Floats x) {
+    constexpr float p[] = {-1.26544058f, 0.997983456f, 0.397944033f, -0.0533622168f,
+                           0.376357377f, -1.03015518f, 0.768512785f, -0.191840470f};
+    const Floats z = (x < 0.0f ? -x : x) * 0.707106781f, t = 1.0f / (1.0f + 0.5f * z);
+    Floats sum = t * p[7] + p[6];
+    for (int i = 5; i >= 0; --i) sum = sum * t + p[i];
+    const Floats tail = 0.5f * t * exp(sum - z * z);
+    return x * (x < 0.0f ? tail : 1.0f - tail);
+}
+
+// 0.5 x (1 + tanh(u)) = x * sigmoid(2 u)
+inline Floats gelu_tanh(Floats x) { return x * sigmoid(1.59576912f * x * (1.0f + 0.044715f * x * x)); }
+
+// The numbers are those of ACTS in linear.py.
+inline Floats activated(Floats x, int act) {
+    switch (act) {
+        case 1: return gelu(x);
+        case 2: return gelu_tanh(x);
+        case 3: return x * sigmoid(x);
+        case 4: return x * sigmoid(1.702f * x);
+        default: return x;
+    }
+}
+
+// ---- the kernel ------------------------------------------------------------------------------------------------
+
+struct Pair {
+    Floats low, high;
+};
+
+// 2 * kLanes outputs of one k: widened on the way, or from a block that was widened before.
+template <bool Wide> inline Pair weights(const uint32_t* w) {
+    if constexpr (Wide) return {load<Floats>(w), load<Floats>(w + kPairs)};
+    const Words words = load<Words>(w);
+    return {as<Floats>(words << 16), as<Floats>(words & 0xffff0000u)};
+}
+
+// sums[R, 32] += x[R, depth] @ w[depth, 2 * kLanes], from nothing if ``first``. x lies in runs [depth / 16][R][16].
+template <int R, bool Wide>
+void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first) {
+    constexpr int stride = Wide ? kWidth : kPairs;
+    Floats low[R], high[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        low[r] = first ? Floats{} : load<Floats>(sums + r * kWidth);
+        high[r] = first ? Floats{} : load<Floats>(sums + r * kWidth + kPairs);
+    }
+    const auto step = [&](const float* at) __attribute__((always_inline)) {
+        const Pair pair = weights<Wide>(w);
+        if constexpr (!Wide) __builtin_prefetch(w + kAhead * kPairs);
+        w += stride;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const float value = at[r * kRun];
+            low[r] += value * pair.low;
+            high[r] += value * pair.high;
+        }
+    };
+    for (; depth >= kRun; depth -= kRun, x += R * kRun) {
+#pragma GCC unroll 4
+        for (int k = 0; k < kRun; ++k) step(x + k);
+    }
+    for (int k = 0; k < depth; ++k) step(x + k);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        store(sums + r * kWidth, low[r]);
+        store(sums + r * kWidth + kPairs, high[r]);
+    }
+}
+
+using Tile = void (*)(const float*, const uint32_t*, float*, long, bool);
+
+template <bool Wide, int... R> constexpr std::array<Tile, sizeof...(R)> tiles(std::integer_sequence<int, R...>) {
+    return {tile<R + 1, Wide>...};
+}
+constexpr auto kNarrowTiles = tiles<false>(std::make_integer_sequence<int, kRows>());
+constexpr auto kWideTiles = tiles<true>(std::make_integer_sequence<int, kRows>());
+
+// The kernel over all 32 outputs of a panel, as many at a time as the vectors hold.
+inline void multiply(bool wide, long rows, const float* x, const uint32_t* w, float* sums, long depth, bool first) {
+    const Tile kernel = (wide ? kWideTiles : kNarrowTiles)[rows - 1];
+    for (int v = 0; v < kPairs; v += kLanes) kernel(x, w + v, sums + v, depth, first);
+}
+
+// ---- rows of x -------------------------------------------------------------------------------------------------
+
+// Rows in blocks of nearly equal size, each at most kRows.
+struct Blocks {
+    long rows, count;
+    explicit Blocks(long rows) : rows(rows), count((rows + kRows - 1) / kRows) {}
+    long start(long block) const { return block * rows / count; }
+    long size(long block) const { return start(block + 1) - start(block); }
+};
+
+inline long padded(long inputs) { return (inputs + kRun - 1) / kRun * kRun; }
+
+// Block ``b`` of x, widened, at ``to`` + its first row * padded(inputs): [inputs / 16][its rows][16].
+void lay_out(const Call& c, const Blocks& blocks, long b, float* to) {
+    const long first = blocks.start(b), size = blocks.size(b);
+    to += first * padded(c.inputs);
+    for (long r = 0; r < size; ++r) {
+        const bf16* from = c.x + (first + r) * c.stride;
+        float* at = to + r * kRun;
+        long k = 0;
+        for (; k + kRun <= c.inputs; k += kRun, at += size * kRun)
+            for (int i = 0; i < kRun; i += kLanes) store(at + i, widen(load<Halves>(from + k + i)));
+        for (; k < c.inputs; ++k) at[k % kRun] = widen(from[k]);
+    }
+}
+
+// ---- the two ways through the panels ---------------------------------------------------------------------------
+
+// Bias, activation and the one rounding of sums [rows, 32] of panel ``p`` into y, from row ``first`` on.
+void finish(const Call& c, long p, const float* sums, long first, long rows) {
+    const long begin = p * kWidth, width = std::min<long>(kWidth, c.outputs - begin);
+    alignas(64) float bias[kWidth] = {};
+    if (c.bias) for (long j = 0; j < width; ++j) bias[j] = widen(c.bias[begin + j]);
+    for (long r = 0; r < rows; ++r) {
+        alignas(64) bf16 line[kWidth];
+        for (int j = 0; j < kWidth; j += kLanes) {
+            const Floats sum = load<Floats>(sums + r * kWidth + j) + load<Floats>(bias + j);
+            store(line + j, narrow(activated(sum, c.act)));
+        }
+        bf16* to = c.y + (first + r) * c.outputs + begin;
+        if (width == kWidth) std::memcpy(to, line, sizeof line);
+        else std::memcpy(to, line, width * sizeof(bf16));
+    }
+}
+
+// Each panel is read once, by all rows together (a second block of rows finds it in the cache).
+void stream(const Call& c, const Blocks& blocks, const float* x, float* sums, long begin, long end) {
+    const long row = padded(c.inputs);
+    for (long p = begin; p < end; ++p) {
+        for (long k = 0; k < c.inputs; k += kDepth) {
+            const long depth = std::min<long>(kDepth, c.inputs - k);
+            for (long b = 0; b < blocks.count; ++b) {
+                const long first = blocks.start(b), size = blocks.size(b);
+                multiply(false, size, x + first * row + k * size, c.panel(p) + k * kPairs,
+                         sums + first * kWidth, depth, k == 0);
+            }
+        }
+        finish(c, p, sums, 0, c.rows);
+    }
+}
+
+void widen_block(const uint32_t* from, float* to, long depth) {
+    for (long k = 0; k < depth; ++k, from += kPairs, to += kWidth) {
+        for (int v = 0; v < kPairs; v += kLanes) {
+            const Pair pair = weights<false>(from + v);
+            store(to + v, pair.low);
+            store(to + v + kPairs, pair.high);
+        }
+    }
+}
+
+// Blocks of a panel are widened once and used by all rows; the next one is fetched meanwhile.
+void reuse(const Call& c, const Blocks& blocks, const float* x, float* sums, float* wide, long begin, long end) {
+    const long row = padded(c.inputs), tiles = c.rows * kWidth;
+    for (long k = 0; k < c.inputs; k += kDepth) {
+        const long depth = std::min<long>(kDepth, c.inputs - k);
+        for (long p = begin; p < end; ++p) {
+            widen_block(c.panel(p) + k * kPairs, wide, depth);
+            const bool wraps = p + 1 == end;
+            const uint32_t* next = c.panel(wraps ? begin : p + 1) + (wraps ? k + depth : k) * kPairs;
+            const long share = (depth + blocks.count - 1) / blocks.count;
+            for (long b = 0; b < blocks.count; ++b) {
+                for (long i = 0; i < share; ++i) __builtin_prefetch(next + (b * share + i) * kPairs, 0, 2);
+                const long first = blocks.start(b), size = blocks.size(b);
+                float* at = sums + (p - begin) * tiles + first * kWidth;
+                multiply(true, size, x + first * row + k * size, reinterpret_cast<const uint32_t*>(wide), at,
+                         depth, k == 0);
+                if (k + depth == c.inputs) finish(c, p, at, first, size);
+            }
+        }
+    }
+}
+
+thread_local Scratch own_x, own_sums, own_block;
+
+// At most kMostRows rows. Threads take a few panels at a time, so that one that is held up holds up no other.
+void run(const Call& c, int threads) {
+    const Blocks blocks(c.rows);
+    const long count = c.count(), floats = c.rows * padded(c.inputs);
+    const bool streams = blocks.count <= 2, shared = c.rows > kOwnRows;
+    const long grain = std::clamp<long>(count / (threads * 8), 1, streams ? 16 : 4);
+    float* together = shared ? own_x.of(floats) : nullptr;
+    std::atomic<long> taken{0};
+#pragma omp parallel num_threads(threads)
+    {
+        float* x = shared ? together : own_x.of(floats);
+        if (shared) {
+#pragma omp for schedule(dynamic)
+            for (long b = 0; b < blocks.count; ++b) lay_out(c, blocks, b, x);
+        } else {
+            for (long b = 0; b < blocks.count; ++b) lay_out(c, blocks, b, x);
+        }
+        float* sums = own_sums.of(c.rows * kWidth * (streams ? 1 : grain));
+        float* wide = own_block.of(kDepth * kWidth);
+        for (long p; (p = taken.fetch_add(grain)) < count;) {
+            const long end = std::min(p + grain, count);
+            if (streams) stream(c, blocks, x, sums, p, end);
+            else reuse(c, blocks, x, sums, wide, p, end);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace mmserve
+
+using namespace mmserve;
+
+// Whole panels of 32 outputs: weight [outputs, inputs] -> [ceil(outputs / 32), inputs, 32], zeros behind the last.
+MMSERVE_EXPORT void linear_pack(const bf16* weight, long outputs, long inputs, bf16* panels, int threads) {
+    const long count = (outputs + kWidth - 1) / kWidth;
+#pragma omp parallel for num_threads(threads)
+    for (long p = 0; p < count; ++p) {
+        const long width = std::min<long>(kWidth, outputs - p * kWidth);
+        const bf16* from = weight + p * kWidth * inputs;
+        bf16* to = panels + p * kWidth * inputs;
+        for (long k = 0; k < inputs; ++k)
+            for (int j = 0; j < kWidth; ++j)
+                to[k * kWidth + j % kPairs * 2 + j / kPairs] = j < width ? from[j * inputs + k] : bf16(0);
+    }
+}
+
+// y [rows, outputs] = act(x @ weight.T + bias), x [rows, inputs] with ``stride`` elements from row to row; bias may
+// be null. y lies in one piece.
+MMSERVE_EXPORT void linear_run(const bf16* x, long stride, long rows, long inputs, const bf16* panels, long outputs,
+                               const bf16* bias, int act, bf16* y, int threads) {
+    const long pieces = (rows + kMostRows - 1) / kMostRows;
+    for (long i = 0; i < pieces; ++i) {
+        const long first = i * rows / pieces, end = (i + 1) * rows / pieces;
+        run({x + first * stride, stride, end - first, inputs, reinterpret_cast<const uint32_t*>(panels), outputs,
+             bias, act, y + first * outputs},
+            threads);
+    }
+}
