@@ -90,5 +90,5 @@ class VisionAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: RopeTable, segments: tuple[Run, ...]) -> torch.Tensor:
         qkv = self.qkv(x).view(-1, *self.shape)
-        qk = self.ops.rope(qkv[:, : 2 * self.heads], *rope)
-        return self.proj(attend(qk[:, : self.heads], qk[:, self.heads :], qkv[:, 2 * self.heads :], segments))
+        self.ops.rotate_heads(qkv, 2 * self.heads, None, 0.0, *rope)
+        return self.proj(attend(*qkv.chunk(3, 1), segments))

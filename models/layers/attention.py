@@ -12,7 +12,10 @@ from mmserve.models.layers.rope import RopeTable
 
 
 class DecoderAttention(nn.Module):
-    """Projections, optional norm of the heads, rotary positions. Query and key heads move as one tensor."""
+    """Projections, optional norm of the heads, rotary positions.
+
+    What the projection wrote is rotated where it lies; attention reads queries, keys and values from there.
+    """
 
     def __init__(self, config: TextConfig, layer: int, place: Placement) -> None:
         super().__init__()
@@ -20,18 +23,16 @@ class DecoderAttention(nn.Module):
         parts = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         self.qkv = MergedLinear(config.hidden_size, parts, place, bias=config.qkv_bias)
         self.o_proj = Linear(heads * dim, config.hidden_size, place, bias=config.output_bias)
-        self.qk_norm = HeadNorm(heads, kv_heads, dim, config.rms_norm_eps, place) if config.qk_norm else None
+        self.qk_norm = HeadNorm(heads, kv_heads, dim, place) if config.qk_norm else None
+        self.eps = config.rms_norm_eps
         self.layer = layer
-        self.split = (heads, kv_heads)
+        self.split = (heads, kv_heads, kv_heads)
         self.shape = (heads + 2 * kv_heads, dim)
         self.ops = place.ops
 
     def forward(self, x: torch.Tensor, rope: RopeTable, attention: Attention) -> torch.Tensor:
-        heads, kv_heads = self.split
         qkv = self.qkv(x).view(-1, *self.shape)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        qk = self.ops.rope(qk, *rope)
-        out = attention.forward(qk[:, :heads], qk[:, heads:], v, self.layer)
-        return self.o_proj(out.reshape(x.shape[0], -1))
+        norm = None if self.qk_norm is None else self.qk_norm.weight
+        self.ops.rotate_heads(qkv, self.split[0] + self.split[1], norm, self.eps, *rope)
+        q, k, v = qkv.split(self.split, 1)
+        return self.o_proj(attention.forward(q, k, v, self.layer).flatten(1))

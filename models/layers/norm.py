@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
 from mmserve.models.layers.base import Layer, Placement
 
@@ -24,16 +23,14 @@ class RMSNorm(Layer):
 
 
 class HeadNorm(Layer):
-    """RMS norm of each query and key head over its own dimension, both in one call."""
+    """Weights of the RMS norm of each query and key head over its own dimension."""
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float, place: Placement) -> None:
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, place: Placement) -> None:
         super().__init__()
         self.q_norm = place.empty(head_dim)
         self.k_norm = place.empty(head_dim)
         self.counts = (heads, kv_heads)
-        self.eps = eps
-        self.ops = place.ops
-        self.weight = self.q_norm.data
+        self.weight = torch.empty(0)
 
     def slots(self, path: str) -> Iterator[tuple[str, torch.Tensor]]:
         parent = path.rpartition(".")[0]
@@ -41,12 +38,9 @@ class HeadNorm(Layer):
         yield f"{parent}.k_norm.weight", self.k_norm.data
 
     def prepare(self) -> None:
+        """``weight`` [heads + kv_heads, head_dim], query heads first."""
         heads, kv_heads = self.counts
         self.weight = torch.cat([self.q_norm.expand(heads, -1), self.k_norm.expand(kv_heads, -1)])
-
-    def forward(self, qk: torch.Tensor) -> torch.Tensor:
-        """[T, heads + kv_heads, head_dim], query heads first."""
-        return self.ops.rms_norm(qk, self.weight, self.eps)
 
 
 class LayerNorm(Layer):
@@ -55,6 +49,7 @@ class LayerNorm(Layer):
         self.weight = place.empty(width)
         self.bias = place.empty(width)
         self.eps = eps
+        self.ops = place.ops
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return self.ops.layer_norm(x, self.weight, self.bias, self.eps)

@@ -49,6 +49,18 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return wide.mul_(cos).add_(rolled.mul_(sin)).to(x.dtype)
 
 
+def rotate_heads(
+    heads: torch.Tensor,
+    count: int,
+    weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> None:
+    part = heads[:, :count]
+    part.copy_(rope(part if weight is None else rms_norm(part, weight, eps), cos, sin))
+
+
 class OneDNNLinear:
     """Linear over weights in oneDNN's blocked layout: reads memory about three times as fast at batch 1.
 

@@ -36,6 +36,24 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return (wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
+def rotate_heads(
+    heads: torch.Tensor,
+    count: int,
+    weight: torch.Tensor | None,
+    eps: float,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> None:
+    """Rotate the first ``count`` of heads [T, n, dim] in place, normed before by ``weight`` [count, dim]."""
+    part = heads[:, :count]
+    part.copy_(rope(part if weight is None else rms_norm(part, weight, eps), cos, sin))
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """``weight * (x - mean) / sqrt(variance + eps) + bias`` over the last axis, rounded once."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
 def quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 

@@ -9,13 +9,16 @@ import torch
 
 from mmserve.core.errors import ConfigError
 from mmserve.models.ops import cpu, reference
+from mmserve.models.ops.native.library import NativeUnavailable
 from mmserve.models.ops.native.linear import NativeLinear
+from mmserve.models.ops.native.ops import SUFFIXES, native_ops
 
 log = logging.getLogger(__name__)
 
 Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 AddNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
-Rope = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+LayerNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+Rotate = Callable[[torch.Tensor, int, torch.Tensor | None, float, torch.Tensor, torch.Tensor], None]
 
 
 class LinearOp(Protocol):
@@ -37,18 +40,21 @@ class Ops:
 
     rms_norm: Norm
     add_rms_norm: AddNorm
+    layer_norm: LayerNorm
     silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
-    rope: Rope
+    rotate_heads: Rotate
     linear: LinearOp
     names: Mapping[str, str]
     linear_why: str = "asked for"
 
 
+# Beside these each operation has a method of ``NativeOps``: the form "native".
 _FORMS: dict[str, dict[str, Callable]] = {
     "rms_norm": {"torch": reference.rms_norm, "cpu": cpu.rms_norm},
     "add_rms_norm": {"torch": reference.add_rms_norm, "cpu": cpu.add_rms_norm},
+    "layer_norm": {"torch": reference.layer_norm},
     "silu_and_mul": {"torch": reference.silu_and_mul},
-    "rope": {"torch": reference.rope, "cpu": cpu.rope},
+    "rotate_heads": {"torch": reference.rotate_heads, "cpu": cpu.rotate_heads},
 }
 _ONEDNN = cpu.OneDNNLinear()
 _NATIVE = NativeLinear()
@@ -65,10 +71,32 @@ def choose_ops(device: torch.device, dtype: torch.dtype, linear: str = "auto") -
 
     ``linear``: auto, onednn, native or plain. ConfigError when onednn or native is demanded and cannot run.
     """
-    names = {op: device.type if device.type in forms else "torch" for op, forms in _FORMS.items()}
     chosen, why = _linear(device, dtype, linear)
     log.info("linear layers run as %s: %s", chosen.name, why)
-    return _ops(names, chosen, why)
+    return _ops(_small(device, dtype), chosen, why)
+
+
+def native_unusable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels in C++ cannot run the small operations here; None when they can."""
+    if device.type != "cpu":
+        return "they run on a CPU only"
+    if dtype not in SUFFIXES:
+        return f"they do not compute {dtype}"
+    try:
+        native_ops()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
+def _small(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """The form of each operation beside the linear layers."""
+    reason = native_unusable(device, dtype)
+    if reason is None:
+        return dict.fromkeys(_FORMS, "native")
+    if device.type == "cpu":
+        log.warning("norms, activations and rotary positions run in torch; in C++ they cannot: %s", reason)
+    return {op: device.type if device.type in forms else "torch" for op, forms in _FORMS.items()}
 
 
 def _linear(device: torch.device, dtype: torch.dtype, wanted: str) -> tuple[LinearOp, str]:
@@ -115,5 +143,9 @@ def _worth_trying(dtype: torch.dtype, instructions: str | None) -> tuple[tuple[s
 
 
 def _ops(names: dict[str, str], linear: LinearOp, why: str) -> Ops:
-    chosen = {op: _FORMS[op][name] for op, name in names.items()}
+    chosen = {op: _form(op, name) for op, name in names.items()}
     return Ops(**chosen, linear=linear, names={**names, "linear": linear.name}, linear_why=why)
+
+
+def _form(op: str, name: str) -> Callable:
+    return getattr(native_ops(), op) if name == "native" else _FORMS[op][name]
