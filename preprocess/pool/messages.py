@@ -14,18 +14,14 @@ pixels stand in the arena and are told by their place; nothing here is larger th
 token ids. Everything is decoded into the types below, so nothing that a worker says is executed.
 """
 
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
-from mmserve.core import errors
 from mmserve.core.config import MediaOptions
-from mmserve.core.errors import MMServeError
 from mmserve.core.messages import ChatInput, ImagePart, VideoPart
+from mmserve.core.wire import Fault, decoded, encoded
 from mmserve.preprocess.media import Medium
 from mmserve.preprocess.prompt import Prompt
 from mmserve.preprocess.spec import ProcessorSpec
@@ -48,25 +44,6 @@ class Slot(Struct, frozen=True):
 
     at: int
     shape: tuple[int, ...]
-
-
-class Fault(Struct, frozen=True):
-    """An error, to be raised again on the other side."""
-
-    kind: str
-    message: str
-    param: str | None
-    code: str
-
-    @classmethod
-    def of(cls, error: MMServeError) -> "Fault":
-        return cls(type(error).__name__, error.message, error.param, error.code)
-
-    def error(self) -> MMServeError:
-        kind = getattr(errors, self.kind, None)
-        if not (isinstance(kind, type) and issubclass(kind, MMServeError)):
-            kind = MMServeError
-        return kind(self.message, param=self.param, code=self.code)
 
 
 # ---------------------------------------------------------------- to a worker
@@ -185,31 +162,12 @@ def plain_int(value: int) -> int | msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(_BIG_INT, str(value).encode())
 
 
-def _encoded(value: Any) -> Any:
-    if isinstance(value, MappingProxyType):
-        return dict(value)
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, np.ndarray):
-        return (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
-    raise NotImplementedError(f"{type(value).__name__} is not part of any message")
-
-
-def _decoded(kind: type, value: Any) -> Any:
-    if kind is Path:
-        return Path(value)
-    if kind is np.ndarray:
-        dtype, shape, data = value
-        return np.frombuffer(data, dtype).reshape(shape)
-    raise NotImplementedError(f"{kind.__name__} is not part of any message")
-
-
 def _extension(code: int, data: memoryview) -> int:
     if code != _BIG_INT:
         raise ValueError(f"extension type {code} is not part of any message")
     return int(bytes(data))
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encoded)
-_to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=_decoded, ext_hook=_extension)
-_from_worker = msgspec.msgpack.Decoder(FromWorker, dec_hook=_decoded, ext_hook=_extension)
+_encoder = msgspec.msgpack.Encoder(enc_hook=encoded)
+_to_worker = msgspec.msgpack.Decoder(ToWorker, dec_hook=decoded, ext_hook=_extension)
+_from_worker = msgspec.msgpack.Decoder(FromWorker, dec_hook=decoded, ext_hook=_extension)

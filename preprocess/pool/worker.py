@@ -6,12 +6,10 @@ It decodes files from strangers, so it is made to be lost: it holds no books and
 and whatever becomes of it costs the one item it is at. It never loads torch.
 """
 
-import ctypes
 import logging
 import os
 import resource
 import select
-import signal
 import socket
 import sys
 import warnings
@@ -21,6 +19,7 @@ import numpy as np
 
 from mmserve.core.arena import Window
 from mmserve.core.errors import InvalidRequest, MediaError, MMServeError
+from mmserve.core.wire import Fault, die_with
 from mmserve.preprocess.media import Medium, without_pixels
 from mmserve.preprocess.pool.bulk import loaded
 from mmserve.preprocess.pool.messages import (
@@ -28,7 +27,6 @@ from mmserve.preprocess.pool.messages import (
     Cancel,
     Denied,
     Failed,
-    Fault,
     FromWorker,
     GaveUp,
     Granted,
@@ -47,8 +45,6 @@ from mmserve.preprocess.pool.messages import (
 from mmserve.preprocess.work import Cancelled, Work
 
 log = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Channel:
@@ -197,17 +193,6 @@ def memory_held() -> int:
         return (resident - shared) * resource.getpagesize()
     except FileNotFoundError:  # not Linux; the most it ever held, which macOS tells in bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def die_with(parent: int) -> None:
-    """End when the process that started this one does, even if a decoder is busy at that moment.
-
-    Beside the end of the socket, which a busy decoder does not see. Linux only.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it died before it could be watched
 
 
 def limit_memory(nbytes: int) -> None:

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from mmserve.core.arena import Arena
 from mmserve.core.config import MediaOptions
-from mmserve.core.errors import InvalidRequest, MediaError, MMServeError, Overloaded
+from mmserve.core.errors import InvalidRequest, MediaError
 from mmserve.core.messages import ImagePart, Message, TextPart, VideoPart
 from mmserve.preprocess.pool.bulk import loaded, luggage, unloaded
 from mmserve.preprocess.pool.messages import (
     PREFIX_BYTES,
-    Fault,
     Hello,
     LaidOut,
     LayOut,
@@ -47,17 +46,6 @@ def test_a_prompt_s_arrays_arrive_as_they_were():
         assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist())
         assert not theirs.flags.writeable
     assert (came.position_delta, came.spans, came.stages) == (-2, (((0, 1),), ()), {"layout": 0.5})
-
-
-@pytest.mark.parametrize("error", [MediaError("m", param="p", code="c"), Overloaded("full")])
-def test_an_error_is_raised_again_as_what_it_was(error):
-    again = Fault.of(error).error()
-    assert (type(again), again.body(), again.status) == (type(error), error.body(), error.status)
-
-
-@pytest.mark.parametrize("kind", ["SystemExit", "Any", "__name__", "nothing"])
-def test_an_error_of_no_kind_of_ours_is_a_plain_one(kind):
-    assert type(Fault(kind, "m", None, "c").error()) is MMServeError
 
 
 @pytest.mark.parametrize("body", [b"", b"junk", b"\x80", to_bytes(Ready())[PREFIX_BYTES:] + b"\0"])

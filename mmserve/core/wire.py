@@ -1,0 +1,77 @@
+"""What processes say to each other as msgpack: errors, and values that msgspec does not know by itself.
+
+Everything is decoded into fixed types, so nothing that another process says is executed.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from mmserve.core import errors
+from mmserve.core.errors import MMServeError
+
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+class Fault(Struct, frozen=True):
+    """An error, to be raised again on the other side. ``status`` and ``type`` None are those of its class."""
+
+    kind: str
+    message: str
+    param: str | None
+    code: str
+    status: int | None = None
+    type: str | None = None
+
+    @classmethod
+    def of(cls, error: MMServeError) -> "Fault":
+        return cls(type(error).__name__, error.message, error.param, error.code, error.status, error.type)
+
+    def error(self) -> MMServeError:
+        """Of the same class if it is one of ``mmserve.core.errors``, and told alike in any case."""
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, MMServeError)):
+            kind = MMServeError
+        error = kind(self.message, param=self.param, code=self.code)
+        error.status = self.status or error.status
+        error.type = self.type or error.type
+        return error
+
+
+def encoded(value: Any) -> Any:
+    """``enc_hook`` of msgspec: an array as its dtype, shape and bytes."""
+    if isinstance(value, MappingProxyType):
+        return dict(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.ndarray):
+        return (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+    raise NotImplementedError(f"{type(value).__name__} is not part of any message")
+
+
+def decoded(kind: type, value: Any) -> Any:
+    """``dec_hook`` of msgspec; arrays are read-only."""
+    if kind is Path:
+        return Path(value)
+    if kind is np.ndarray:
+        dtype, shape, data = value
+        return np.frombuffer(data, dtype).reshape(shape)
+    raise NotImplementedError(f"{kind.__name__} is not part of any message")
+
+
+def die_with(parent: int) -> None:
+    """End when the process that started this one does, even if this one is busy at that moment.
+
+    Beside the end of the socket, which a busy process does not see. Linux only.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it died before it could be watched
