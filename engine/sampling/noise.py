@@ -8,12 +8,10 @@ _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint6
 _LAST, _DROP = np.uint64(31), np.uint64(11)
 
 
-def uniforms(seeds: list[int], steps: list[int]) -> npt.NDArray[np.float64]:
+def uniforms(seeds: npt.NDArray[np.uint64], steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """One number in [0, 1) for each (seed, step): two rounds of SplitMix64, the second keyed by the first."""
-    keys = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
-    counters = np.array(steps, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        bits = _mixed(_mixed(keys + _STEP) + (counters + np.uint64(1)) * _STEP)
+        bits = _mixed(_mixed(seeds + _STEP) + (steps.astype(np.uint64) + np.uint64(1)) * _STEP)
     return (bits >> _DROP).astype(np.float64) * 2.0**-53
 
 

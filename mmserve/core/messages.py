@@ -86,6 +86,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     ``top_k`` 0 and ``top_p`` 1 and ``min_p`` 0 are off. ``logprobs`` is None (off) or the number of
     alternatives to report beside the chosen token. ``max_tokens`` None means up to the context's end.
     ``thinking_budget`` is the most tokens that a model may think before it answers; None is no limit.
+    ``prompt_logprobs`` asks for the prompt's log-probabilities, with so many alternatives for each token.
+    ``bad_words`` never come in an answer, at the beginning of a word or behind a space; of
+    ``allowed_token_ids``, where there are any, all tokens are taken. ``skip_special_tokens`` keeps special
+    tokens out of the text, ``include_stop_str_in_output`` leaves what ended it at its end.
     """
 
     temperature: float = 1.0
@@ -104,6 +108,11 @@ class SamplingParams(Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     thinking_budget: int | None = None
+    prompt_logprobs: int | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
 
 class ChatInput(Struct, frozen=True, kw_only=True):
@@ -111,7 +120,8 @@ class ChatInput(Struct, frozen=True, kw_only=True):
 
     A raw ``prompt``, a text or token ids, takes the template's place: its reserved tokens count, its
     placeholders take the messages' media in order. ``deadline`` is in seconds of ``time.monotonic``: what is
-    not prepared by then is given up.
+    not prepared by then, or has no first token, is given up. ``owner`` is whom it is computed for: those who
+    wait are served in fair turns.
     """
 
     request_id: str
@@ -121,6 +131,7 @@ class ChatInput(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     template_kwargs: dict[str, Any] = {}
     prompt: str | tuple[int, ...] | None = None
+    owner: str = ""
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
@@ -174,7 +185,8 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
 
     ``radix_keys`` equals ``token_ids`` except under an item, where it is derived from the digest.
     The position of generated token number g (from 0) is ``N + g + position_delta`` on all three axes.
-    ``thinking`` is how thoughts are told in the answer; None where there will be none.
+    ``thinking`` is how thoughts are told in the answer; None where there will be none. ``bad_words`` are
+    those of ``sampling`` as tokens, in every way they are written.
     """
 
     request_id: str
@@ -185,11 +197,13 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     items: tuple[VisionItem, ...]
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
+    owner: str = ""
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
     adapter: str | None = None
     thinking: Thinking | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_tokens(self) -> int:

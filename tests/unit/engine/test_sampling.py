@@ -3,10 +3,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmserve.core.messages import PreparedRequest, SamplingParams
 from mmserve.engine.kv.page_table import PageTable
+from mmserve.engine.sampling import batch, report
 from mmserve.engine.sampling.draw import Cuts, threshold
+from mmserve.engine.sampling.greedy import greedy
+from mmserve.engine.sampling.leaders import block_maxima, leaders
 from mmserve.engine.sampling.noise import uniforms
 from mmserve.engine.sampling.sampler import Sampler
 from mmserve.engine.scheduler.request import Request
@@ -14,7 +19,7 @@ from mmserve.engine.scheduler.request import Request
 VOCAB = 3000
 
 
-def request(name="r", prompt=(1, 2, 3), answer=(), seed=0, stop_ids=(), **sampling):
+def request(name="r", prompt=(1, 2, 3), answer=(), seed=0, stop_ids=(), bad=(), **sampling):
     tokens = np.array(prompt, dtype=np.int32)
     prepared = PreparedRequest(
         request_id=name,
@@ -24,6 +29,7 @@ def request(name="r", prompt=(1, 2, 3), answer=(), seed=0, stop_ids=(), **sampli
         position_delta=0,
         items=(),
         sampling=SamplingParams(**sampling),
+        bad_words=bad,
     )
     made = Request(prepared, 0, 100, frozenset(stop_ids), PageTable(1), seed=seed)
     for token in answer:
@@ -37,7 +43,33 @@ def tokens(sampled):
 
 def test_greedy_takes_the_largest_logit():
     logits = torch.randn(5, VOCAB, dtype=torch.bfloat16)
-    assert tokens(Sampler().sample(logits, [request(temperature=0.0)] * 5)) == logits.argmax(-1).tolist()
+    requests = [request(temperature=0.0) for _ in range(5)]
+    assert tokens(Sampler().sample(logits, requests)) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shift", [-50.0, 0.0, 50.0])
+def test_the_search_for_the_largest_is_exact(dtype, shift):
+    """Against torch's own, for rows of negative numbers alone too; of equal ones the first is taken."""
+    torch.manual_seed(0)
+    logits = (torch.randn(20, VOCAB) + shift).to(dtype)
+    logits[3:6] = -torch.inf
+    logits[4, 17] = -7.0
+    logits[5, 17] = 7.0
+    assert greedy(logits).tolist() == logits.float().argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 300, 1000, 5003, 151_936])
+@pytest.mark.parametrize("count", [0, 1, 20, 700])
+def test_leaders_are_those_of_a_sort(vocab, count):
+    torch.manual_seed(vocab)
+    x = torch.randn(3, vocab).bfloat16().float()
+    x[1, : vocab // 2] = -torch.inf
+    values, ids = leaders(x, count)
+    expected, order = x.sort(dim=-1, descending=True, stable=True)
+    assert np.array_equal(values, expected[:, :count])
+    there = values > -math.inf
+    assert np.array_equal(ids[there], order[:, :count].numpy()[there])
 
 
 def test_a_request_draws_the_same_tokens_alone_and_in_any_batch():
@@ -84,8 +116,9 @@ def test_the_next_step_of_one_seed_draws_afresh():
 
 
 def test_uniforms_are_uniform_and_uncorrelated():
-    steps = uniforms([7] * 20000, list(range(20000)))
-    seeds = uniforms(list(range(-10000, 10000)), [3] * 20000)
+    count = np.arange(20000)
+    steps = uniforms(np.full(20000, 7, np.uint64), count)
+    seeds = uniforms((count - 10000).astype(np.uint64), np.full(20000, 3))
     for sample in (steps, seeds):
         assert 0 <= sample.min() < sample.max() < 1
         counts = np.histogram(sample, 20, (0, 1))[0]
@@ -126,9 +159,9 @@ def test_cuts_keep_what_sorting_would_keep(cut):
     torch.manual_seed(0)
     logits = torch.randn(4, VOCAB) * 2
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **cut}
-    cuts = Cuts(**{name: torch.tensor([value] * 4) for name, value in full.items()})
-    probs = (logits / cuts.temperature[:, None]).softmax(-1)
-    kept = probs >= threshold(probs, cuts)[:, None]
+    x = logits / full.pop("temperature")
+    cuts = Cuts(**{name: np.array([value] * 4) for name, value in full.items()})
+    kept = x >= torch.from_numpy(threshold(x, block_maxima(x), cuts))[:, None]
     for row, ours in zip(logits, kept, strict=True):
         assert torch.equal(ours, reference_kept(row, **cut))
 
@@ -143,28 +176,42 @@ def test_draws_follow_the_distribution():
     assert np.abs(counts / 20000 - expected).max() < 0.012
 
 
-def test_penalties_follow_their_formulas():
+def edited(sampler, logits, request):
+    """What the sampler makes of one row of logits before it chooses."""
+    block = sampler._made([request], logits)._blocks[0]
+    work = logits.clone()
+    for edit in block._edits:
+        edit.apply(work)
+    return work[0]
+
+
+def penalised(logits, request):
+    """The formulas, token by token."""
+    p, row = request.prepared.sampling, logits.double()
+    answer = request.generated().tolist()
+    for token in {*request.token_ids[: request.num_tokens].tolist()}:
+        row[token] = (
+            row[token] / p.repetition_penalty if row[token] > 0 else row[token] * p.repetition_penalty
+        )
+    for token in set(answer):
+        row[token] -= answer.count(token) * p.frequency_penalty + p.presence_penalty
+    return row.float()
+
+
+PENALTIES = {"repetition_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty": 0.2}
+
+
+@pytest.mark.parametrize("chosen", [*({name: value} for name, value in PENALTIES.items()), PENALTIES])
+def test_penalties_follow_their_formulas(chosen):
     torch.manual_seed(0)
-    logits = torch.randn(1, 50)
-    r = request(
-        prompt=(1, 2),
-        answer=(3, 3, 4),
-        temperature=0.0,
-        repetition_penalty=1.5,
-        frequency_penalty=0.3,
-        presence_penalty=0.2,
-    )
-    sampler = Sampler()
-    edited = sampler._edited(logits, [r])[0]
-    expected = logits[0].clone()
-    for token in (1, 2, 3, 4):
-        expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
-    expected[3] -= 2 * 0.3 + 0.2
-    expected[4] -= 0.3 + 0.2
-    assert torch.allclose(edited, expected)
-    r.append(4)
-    expected[4] -= 0.3
-    assert torch.allclose(sampler._edited(logits, [r])[0], expected)
+    sampler, asked = Sampler(), request(prompt=(1, 2, 2), temperature=0.0, **chosen)
+    for step in range(100):
+        logits = torch.randn(1, 50)
+        assert torch.allclose(edited(sampler, logits, asked), penalised(logits[0], asked), atol=1e-5)
+        [(token, _)] = sampler.sample(logits, [asked])
+        assert token == int(penalised(logits[0], asked).argmax()), step
+        if step < 99:
+            asked.append(token)
 
 
 def test_logit_bias_and_min_tokens():
@@ -174,11 +221,10 @@ def test_logit_bias_and_min_tokens():
     assert tokens(sample(logits, [request(temperature=0.0, logit_bias={3: 8.0})])) == [3]
     assert tokens(sample(logits, [request(temperature=0.0, logit_bias={7: -100.0, 2: 1.0})])) == [2]
     early = request(temperature=0.0, min_tokens=2, stop_ids=(7,), logit_bias={4: 1.0})
-    assert tokens(sample(logits, [early])) == [4]
-    early.append(4)
-    early.append(4)
-    assert tokens(sample(logits, [early])) == [7]
-    early.append(7)
+    sampler = Sampler()
+    for expected in (4, 4, 7):
+        assert tokens(sampler.sample(logits, [early])) == [expected]
+        early.append(expected)
     assert early.finish_reason == "stop"
 
 
@@ -195,3 +241,113 @@ def test_logprobs_are_the_models_own():
     best = expected.topk(3)
     assert [t for t, _ in logprob.top] == best.indices.tolist()
     assert np.allclose([p for _, p in logprob.top], best.values)
+
+
+def _words(draw_from):
+    return st.lists(st.lists(draw_from, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
+
+
+SMALL = 40
+token_ids = st.integers(0, SMALL - 1)
+wishes = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 1e-6, 0.5, 1.0, 1e6]),
+        "top_k": st.sampled_from([0, 1, 3, SMALL, SMALL + 1, 10**12]),
+        "top_p": st.sampled_from([0.0, 0.3, 0.95, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1, 1.0]),
+        "repetition_penalty": st.sampled_from([0.7, 1.0, 1.4]),
+        "frequency_penalty": st.sampled_from([-0.5, 0.0, 0.8]),
+        "presence_penalty": st.sampled_from([-0.5, 0.0, 0.8]),
+        "logit_bias": st.dictionaries(token_ids, st.sampled_from([-100.0, -1.0, 2.0, 100.0]), max_size=3),
+        "min_tokens": st.integers(0, 4),
+        "stop_ids": st.sets(token_ids, max_size=3),
+        "allowed_token_ids": st.lists(token_ids, min_size=1, max_size=5).map(tuple),
+        "bad": _words(token_ids),
+        "logprobs": st.sampled_from([0, 1, 5]),
+        "prompt": st.lists(token_ids, min_size=1, max_size=6).map(tuple),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+    },
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    asked=st.lists(wishes, min_size=1, max_size=7),
+    comings=st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=6, max_size=6),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_whoever_else_is_in_the_batch_a_row_is_as_it_is_alone(asked, comings, dtype):
+    """Each step some of the requests are there; each has a sampler of its own beside the common one."""
+    together, alone = Sampler(), [Sampler() for _ in asked]
+    requests = [request(str(i), **wish) for i, wish in enumerate(asked)]
+    twins = [request(str(i), **wish) for i, wish in enumerate(asked)]
+    torch.manual_seed(0)
+    for step, coming in enumerate(comings):
+        rows = [i for i in range(len(asked)) if coming[i] and not requests[i].finish_reason]
+        if not rows:
+            continue
+        logits = (torch.randn(len(rows), SMALL) * 3).to(dtype)
+        found = together.sample(logits, [requests[i] for i in rows])
+        for row, (i, sampled) in enumerate(zip(rows, found, strict=True)):
+            assert alone[i].sample(logits[row : row + 1], [twins[i]]) == [sampled], (step, i)
+            for one in (requests[i], twins[i]):
+                one.append(sampled[0])
+            if requests[i].finish_reason:
+                together.forget(requests[i])
+        together.check_integrity([r for r in requests if not r.finish_reason])
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    prompt=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    bad=_words(st.integers(0, 3)),
+    seed=st.integers(0, 99),
+)
+def test_a_bad_word_is_never_finished(prompt, bad, seed):
+    sampler, asked = Sampler(), request(prompt=tuple(prompt), bad=bad, temperature=1.0, seed=seed)
+    for _ in range(20):
+        said = asked.token_ids[: asked.num_tokens].tolist()
+        barred = {
+            w[-1] for w in bad if tuple(said[len(said) - len(w) + 1 :]) == w[:-1] and len(said) >= len(w) - 1
+        }
+        work = edited(sampler, torch.zeros(1, 5), asked) if bad else torch.zeros(5)
+        assert {i for i in range(5) if work[i] == -torch.inf} == barred
+        [(token, _)] = sampler.sample(torch.zeros(1, 5), [asked])
+        assert token not in barred
+        asked.append(token)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.5}])
+def test_what_is_forbidden_to_all_but_one_leaves_this_one(temperature, cut):
+    logits = torch.full((1, 151_936), -torch.inf)
+    logits[0, 151_935] = -80.0
+    assert tokens(Sampler().sample(logits, [request(temperature=temperature, **cut)])) == [151_935]
+    only = request(temperature=temperature, allowed_token_ids=(77,), **cut)
+    assert tokens(Sampler().sample(torch.randn(1, 151_936), [only])) == [77]
+
+
+def test_a_large_batch_is_worked_on_in_blocks_of_one_answer(monkeypatch):
+    torch.manual_seed(0)
+    logits = torch.randn(20, VOCAB)
+    kinds = [{}, {"top_p": 0.8}, {"temperature": 0.0, "repetition_penalty": 1.3}, {"temperature": 0.0}]
+    asked = [request(str(i), seed=i, logprobs=2, **kinds[i % 4]) for i in range(20)]
+    whole = Sampler().sample(logits, asked)
+    monkeypatch.setitem(batch.BLOCK_BYTES, "cpu", 3 * 4 * VOCAB)
+    monkeypatch.setattr(report, "BLOCK_BYTES", 3 * 4 * VOCAB)
+    assert Sampler().sample(logits, asked) == whole
+    assert Sampler()._made(asked, logits)._buffer.shape == (3, VOCAB)
+
+
+def test_a_batch_that_stays_the_same_asks_its_requests_nothing(monkeypatch):
+    """As long as the same requests come, no Python runs for each of them."""
+    logits = torch.randn(3, VOCAB)
+    kinds = [{"top_p": 0.9}, {"temperature": 0.0, "presence_penalty": 0.5}, {"temperature": 0.0}]
+    asked = [request(str(i), **kind) for i, kind in enumerate(kinds)]
+    sampler = Sampler()
+    for (token, _), one in zip(sampler.sample(logits, asked), asked, strict=True):
+        one.append(token)
+    for name in ("prepared", "num_generated", "may_end", "steering", "token_ids"):
+        monkeypatch.setattr(Request, name, property(lambda _: pytest.fail("a request was asked")))
+    sampler.sample(logits, asked)
