@@ -7,9 +7,10 @@ import torch
 
 from mmserve.core.config import BUNDLED_MODEL, Config
 from mmserve.core.errors import ModelLoadError
+from mmserve.engine.attention.choose import choose_attention
 from mmserve.models.config import ModelConfig, read_config
 from mmserve.models.hub import resolve
-from mmserve.models.ops.registry import choose_ops
+from mmserve.models.ops.registry import choose_ops, native_unusable
 from mmserve.preprocess.heif import EXTRA, has_heif
 
 Choice = dict[str, Any]
@@ -26,10 +27,10 @@ def expected(config: Config) -> dict[str, Choice]:
     return {
         "device": device,
         "dtype": dtype,
-        "attention": _attention(config.runner.attention_backend),
+        "attention": _attention(config, device["runs"], dtype["runs"]),
         "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
         "linear": {"runs": linear, "why": ops.linear_why},
-        "operations": {"runs": names, "why": "the device's own form of each where there is one"},
+        "operations": {"runs": names, "why": _operations(device["runs"], dtype["runs"])},
         "heic": _heic(),
         "preprocessing": _preprocessing(config.media.workers),
         "threads": {
@@ -51,10 +52,16 @@ def _preprocessing(workers: int) -> Choice:
     return {"runs": "threads of the server", "why": "workers is 0"}
 
 
-def _attention(wanted: str) -> Choice:
-    if wanted == "auto":
-        return {"runs": "torch", "why": "matrix products on views of the KV pool, the fastest so far"}
-    return {"runs": wanted, "why": "asked for"}
+def _attention(config: Config, device: str, dtype: str) -> Choice:
+    runs, why = choose_attention(config.runner.attention_backend, torch.device(device), getattr(torch, dtype))
+    return {"runs": runs, "why": why}
+
+
+def _operations(device: str, dtype: str) -> str:
+    reason = native_unusable(torch.device(device), getattr(torch, dtype))
+    if reason is None:
+        return "kernels in C++, compiled for this CPU"
+    return f"the device's own form of each where there is one; native cannot run: {reason}"
 
 
 def _device(wanted: str) -> Choice:

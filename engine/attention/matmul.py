@@ -44,8 +44,7 @@ class MatmulAttention:
         self.pool = pool
         self.scale = pool.shape.head_dim**-0.5
         self.slots = pool.data.shape[3]
-        self._triangle = torch.full((QUERY_BLOCK, QUERY_BLOCK), -torch.inf, device=pool.data.device).triu(1)
-        self._triangle = self._triangle.to(pool.shape.dtype)
+        self._blocks = PromptBlocks(pool)
 
     def plan(self, spans: Sequence[Span], num_rows: int) -> None:
         decodes = [s for s in spans if len(s) == 1]
@@ -142,12 +141,24 @@ class MatmulAttention:
             rows = slice(first, first + b - a)
             keys[:, a:b], values[:, a:b] = k[rows].transpose(0, 1), v[rows].transpose(0, 1)
             first = rows.stop
-        self._blocks(q, _view(keys, runs), _view(values, runs), span.start, out)
+        self._blocks.attend(q, runs, layer, span.start, out)
 
-    def _blocks(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, out: torch.Tensor
-    ) -> None:
-        """q, out [T, heads, d]; keys, values [kv_heads, start + T, d]."""
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.pool.data.device)
+
+
+class PromptBlocks:
+    """Causal attention of one request's new tokens, all of whose keys and values are in the pool."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self.scale = pool.shape.head_dim**-0.5
+        self._triangle = torch.full((QUERY_BLOCK, QUERY_BLOCK), -torch.inf, device=pool.data.device).triu(1)
+        self._triangle = self._triangle.to(pool.shape.dtype)
+
+    def attend(self, q: torch.Tensor, runs: list[SlotRun], layer: int, start: int, out: torch.Tensor) -> None:
+        """q, out [T, heads, d] are tokens [start, start + T); ``runs`` tell the slots of all up to there."""
+        keys, values = _view(self.pool.keys(layer), runs), _view(self.pool.values(layer), runs)
         kv_heads, context, dim = keys.shape
         grouped = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, T, d]
         result = out.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
@@ -162,9 +173,6 @@ class MatmulAttention:
             square += self._triangle[:rows, :rows]
             mixed = torch.bmm(scores.softmax(-1), values[:, :seen])
             result[:, :, a : a + rows] = mixed.view(kv_heads, group, rows, dim)
-
-    def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.pool.data.device)
 
 
 def _view(slots: torch.Tensor, runs: list[SlotRun]) -> torch.Tensor:

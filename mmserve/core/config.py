@@ -90,8 +90,9 @@ class SchedulerOptions(Section):
 class RunnerOptions(Section):
     attention_backend: str = option(
         "auto",
-        "attention over the paged KV cache; torch is by matrix products, reference the slow oracle",
-        choices=("auto", "torch", "reference"),
+        "attention over the paged KV cache; native is by kernels in C++ for the CPU, torch by matrix products,"
+        " reference the slow oracle",
+        choices=("auto", "native", "torch", "reference"),
     )
     linear_backend: str = option(
         "auto",

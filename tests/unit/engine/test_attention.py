@@ -1,18 +1,40 @@
+"""Every attention backend against the plain one, which is the oracle."""
+
 import random
+from itertools import pairwise
 
 import pytest
 import torch
 
+from mmserve.core.errors import ConfigError
+from mmserve.engine.attention import native
 from mmserve.engine.attention.base import Span
+from mmserve.engine.attention.choose import attention_for, choose_attention
 from mmserve.engine.attention.matmul import MatmulAttention
+from mmserve.engine.attention.native import NativeAttention
 from mmserve.engine.attention.reference import ReferenceAttention
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape
+from mmserve.models.ops.native.library import NativeUnavailable
 
+CPU = torch.device("cpu")
 TOLERANCE = {
     torch.float32: 1e-5,
     torch.bfloat16: 3e-2,
 }  # bf16: scores and weights have 8 bits, values reach 4
+
+
+@pytest.fixture
+def native_backend():
+    if reason := native.unusable(CPU, torch.bfloat16):
+        pytest.skip(reason)
+    return NativeAttention
+
+
+@pytest.fixture(params=["torch", "native"])
+def backend(request):
+    """The fast backends, each made from a pool."""
+    return MatmulAttention if request.param == "torch" else request.getfixturevalue("native_backend")
 
 
 def pools(shape, total_pages, page_size):
@@ -38,16 +60,22 @@ def tables(rng, allocator, page_size, lengths, scattered):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [(6, 6), (16, 8)])
+@pytest.mark.parametrize(
+    ("heads", "dim"), [((6, 6), 32), ((16, 8), 32), ((7, 1), 64), ((6, 2), 20), ((4, 2), 128)]
+)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("scattered", [False, True])
-def test_mixed_ragged_batches_agree_with_the_reference(dtype, heads, page_size, scattered):
+def test_mixed_ragged_batches_agree_with_the_reference(backend, dtype, heads, dim, page_size, scattered):
+    assert_agreement(backend, dtype, heads, dim, page_size, scattered)
+
+
+def assert_agreement(backend, dtype, heads, dim, page_size, scattered):
     rng = random.Random(f"{dtype}{heads}{page_size}{scattered}")
     torch.manual_seed(0)
-    shape = KVShape(layers=2, kv_heads=heads[1], head_dim=32, dtype=dtype)
+    shape = KVShape(layers=2, kv_heads=heads[1], head_dim=dim, dtype=dtype)
     for _ in range(2):
         fast_pool, slow_pool = pools(shape, 1400 // page_size + 2, page_size)
-        fast, slow = MatmulAttention(fast_pool), ReferenceAttention(slow_pool)
+        fast, slow = backend(fast_pool), ReferenceAttention(slow_pool)
         news = [rng.choice([1, 1, 1, 2, 17, 150]) for _ in range(rng.randint(1, 6))]
         pasts = [rng.choice([0, 5, 63, 64, 200]) for _ in news]
         owned = tables(
@@ -57,38 +85,124 @@ def test_mixed_ragged_batches_agree_with_the_reference(dtype, heads, page_size, 
         for new, past, table in zip(news, pasts, owned, strict=True):
             spans.append(Span(row, past, past + new, table))
             row += new
-        q = torch.randn(row, heads[0], 32).to(dtype)
-        k, v = (torch.randn(row, heads[1], 32).to(dtype) for _ in range(2))
-        for backend in (fast, slow):
-            backend.plan(spans, row)
+        q, k, v = (
+            torch.randn(row, heads[0] + 2 * heads[1], dim).to(dtype).split((heads[0], heads[1], heads[1]), 1)
+        )
+        fast.plan(spans, row)
+        slow.plan(spans, row)
         for layer in range(2):
             ours, theirs = fast.forward(q, k, v, layer), slow.forward(q, k, v, layer)
             assert (ours.float() - theirs.float()).abs().max() <= TOLERANCE[dtype]
         assert torch.equal(fast_pool.data, slow_pool.data)
 
 
-def test_padding_rows_touch_no_page_and_read_zero():
+def test_padding_rows_touch_no_page_and_read_zero(backend):
     shape = KVShape(layers=1, kv_heads=2, head_dim=8, dtype=torch.float32)
     pool, before = pools(shape, 8, 4)
     table = PageTable(4)
     table.extend(pool.allocator.allocate(2))
-    backend = MatmulAttention(pool)
-    backend.plan([Span(0, 5, 6, table)], 4)
-    out = backend.forward(torch.randn(4, 4, 8), torch.randn(4, 2, 8), torch.randn(4, 2, 8), 0)
+    attention = backend(pool)
+    attention.plan([Span(0, 5, 6, table)], 4)
+    out = attention.forward(torch.randn(4, 4, 8), torch.randn(4, 2, 8), torch.randn(4, 2, 8), 0)
     assert not out[1:].any()
     assert out[0].any()
     changed = (pool.data != before.data).any(dim=(0, 1, 2, 4)).nonzero().flatten()
     assert changed.tolist() == [table.slots(5, 6)[0]]
 
 
-def test_a_context_at_the_very_end_of_the_pool():
+def test_a_context_at_the_very_end_of_the_pool(backend):
     shape = KVShape(layers=1, kv_heads=1, head_dim=8, dtype=torch.float32)
     fast_pool, slow_pool = pools(shape, 5, 4)
     table = PageTable(4)
     table.extend([(3, 5)])
     q, k, v = (torch.randn(1, 1, 8) for _ in range(3))
     outs = []
-    for backend in (MatmulAttention(fast_pool), ReferenceAttention(slow_pool)):
-        backend.plan([Span(0, 7, 8, table)], 1)
-        outs.append(backend.forward(q, k, v, 0))
+    for attention in (backend(fast_pool), ReferenceAttention(slow_pool)):
+        attention.plan([Span(0, 7, 8, table)], 1)
+        outs.append(attention.forward(q, k, v, 0))
     assert torch.allclose(*outs, atol=1e-6)
+
+
+class Several:
+    """Requests with a past, in a pool of their own, for NativeAttention in any company."""
+
+    def __init__(self, dtype, page_size, scattered):
+        torch.manual_seed(0)
+        self.shape = KVShape(layers=1, kv_heads=2, head_dim=64, dtype=dtype)
+        self.news, self.pasts = [1, 70, 1, 1, 33], [40, 100, 1300, 0, 0]
+        self.pool = KVPool(self.shape, 4000 // page_size, page_size, "cpu")
+        stops = [a + b for a, b in zip(self.news, self.pasts, strict=True)]
+        self.tables = tables(random.Random(0), self.pool.allocator, page_size, stops, scattered)
+        self.rows = [torch.randn(n, 4 + 2 + 2, 64).to(dtype) for n in self.news]
+        for past, table in zip(self.pasts, self.tables, strict=True):
+            for side in (self.pool.keys(0), self.pool.values(0)):
+                if past:
+                    side[:, torch.from_numpy(table.slots(0, past))] = torch.randn(2, past, 64).to(dtype)
+
+    def answers(self, chosen, threads):
+        """Of the requests ``chosen``, in one batch."""
+        spans, row = [], 0
+        for i in chosen:
+            spans.append(Span(row, self.pasts[i], self.pasts[i] + self.news[i], self.tables[i]))
+            row += self.news[i]
+        attention = NativeAttention(self.pool)
+        attention.plan(spans, row + 3)
+        qkv = torch.cat([*(self.rows[i] for i in chosen), torch.randn(3, 8, 64).to(self.shape.dtype)])
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            out = attention.forward(*qkv.split((4, 2, 2), 1), 0)
+        finally:
+            torch.set_num_threads(before)
+        return dict(zip(chosen, out[:row].split([self.news[i] for i in chosen]), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_answers_do_not_depend_on_company_threads_or_pages(native_backend, dtype):
+    if native._multiplies(dtype):
+        pytest.skip("prompts are left to torch here")
+    first = Several(dtype, 16, scattered=False)
+    together = first.answers(range(5), threads=2)
+    for i in range(5):
+        assert torch.equal(first.answers([i], threads=1)[i], together[i])
+    other_pages = Several(dtype, 1, scattered=True).answers([4, 1, 0, 3, 2], threads=2)
+    assert all(torch.equal(other_pages[i], together[i]) for i in range(5))
+
+
+def test_native_prompts_in_chunks_are_bit_for_bit_those_in_one(native_backend):
+    torch.manual_seed(0)
+    shape = KVShape(layers=1, kv_heads=2, head_dim=32, dtype=torch.float32)
+    qkv, outs = torch.randn(200, 8, 32), []
+    for cuts in ([0, 200], [0, 90, 96, 130, 200]):
+        pool = KVPool(shape, 20, 16, "cpu")
+        table = PageTable(16)
+        table.extend(pool.allocator.allocate(13))
+        attention, parts = native_backend(pool), []
+        for start, stop in pairwise(cuts):
+            attention.plan([Span(0, start, stop, table)], stop - start)
+            parts.append(attention.forward(*qkv[start:stop].split((4, 2, 2), 1), 0))
+        outs.append(torch.cat(parts))
+    assert torch.equal(*outs)
+
+
+def test_prompts_are_left_to_torch_where_the_cpu_multiplies_bf16(native_backend, monkeypatch):
+    monkeypatch.setattr(native, "bf16_instructions", lambda: "avx512_bf16")
+    assert_agreement(native_backend, torch.bfloat16, (16, 8), 32, 16, True)
+
+
+def test_auto_takes_native_where_it_runs_and_else_torch_and_says_why(monkeypatch, caplog):
+    shape = KVShape(layers=1, kv_heads=1, head_dim=8, dtype=torch.bfloat16)
+    pool = KVPool(shape, 2, 4, "cpu")
+    if native.unusable(CPU, torch.bfloat16) is None:
+        assert isinstance(attention_for("auto", pool), NativeAttention)
+    assert isinstance(attention_for("torch", pool), MatmulAttention)
+
+    def unavailable():
+        raise NativeUnavailable("there is no compiler")
+
+    monkeypatch.setattr(native, "kernels", unavailable)
+    assert isinstance(attention_for("auto", pool), MatmulAttention)
+    assert "there is no compiler" in caplog.text
+    with pytest.raises(ConfigError, match="native cannot run: there is no compiler"):
+        attention_for("native", pool)
+    assert choose_attention("auto", torch.device("cuda"), torch.bfloat16)[0] == "torch"
