@@ -1,6 +1,6 @@
 """Attention over the segments of one packed batch: every row sees the rows of its own segment, both ways."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mmserve.encoders.parts import Parts
 from mmserve.models.config import VisionConfig
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.linear import Linear
@@ -15,6 +16,10 @@ from mmserve.models.layers.rope import RopeTable
 
 QUERY_BLOCK = 256
 SCORE_BLOCK = 1 << 21  # scores computed at once: 4 MiB in bf16
+SOFTMAX_WORK = 64.0  # what the softmax of one score takes, in operations of a matrix product
+
+# q [segments, heads, rows, dim], k and v [segments, heads, length, dim] -> as q
+Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,44 +45,61 @@ def runs(lengths: Iterable[int]) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: tuple[Run, ...]) -> torch.Tensor:
-    """softmax(q k^T / sqrt(dim)) v within each segment; all [T, heads, dim], result [T, heads * dim]."""
-    kernel = _blocked if q.device.type == "cpu" and q.dtype == torch.bfloat16 else _fused
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: tuple[Run, ...]
+) -> Parts[torch.Tensor]:
+    """softmax(q k^T / sqrt(dim)) v within each segment, in parts; all [T, heads, dim], result
+    [T, heads * dim]. Rows in no segment are zero."""
+    kernel = _products if q.device.type == "cpu" and q.dtype == torch.bfloat16 else _fused
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     for run in segments:
         shape = (run.count, run.length, *q.shape[1:])
-        kernel(*(x[run.rows].view(shape).transpose(1, 2) for x in (q, k, v, out)))
-    return out.view(q.shape[0], -1)
+        yield from _blocks(kernel, *(x[run.rows].view(shape).transpose(1, 2) for x in (q, k, v, out)))
+    return out.flatten(1)
 
 
-def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(F.scaled_dot_product_attention(q, k, v))
+def _blocks(
+    kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+) -> Parts[None]:
+    """``kernel`` over blocks of segments, heads and queries; all [segments, heads, length, dim].
 
-
-def _blocked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-    """Batched products over blocks of heads and queries whose scores stay in the cache.
-
-    In bf16 on a CPU about twice as fast as the fused form. Scores are scaled before they are rounded;
-    softmax computes in float32 inside.
+    On a CPU the scores of a block stay in the cache; elsewhere all is one block.
     """
-    length, dim = q.shape[2:]
-    queries, keys, values = (x.reshape(-1, length, dim) for x in (q, k, v))
-    keys = keys.transpose(1, 2)
-    mixed = torch.empty_like(queries)
-    rows = min(length, QUERY_BLOCK)
-    heads = max(1, SCORE_BLOCK // (rows * length))
-    for first in range(0, len(queries), heads):
-        some = slice(first, first + heads)
+    count, heads, length, dim = q.shape
+    on_cpu = q.device.type == "cpu"
+    rows = min(length, QUERY_BLOCK) if on_cpu else length
+    together = max(1, SCORE_BLOCK // (rows * length)) if on_cpu else count * heads
+    for some in _groups(count, heads, together):
+        keys, values = (x[some].contiguous() if on_cpu else x[some] for x in (k, v))
         for start in range(0, length, rows):
-            block = queries[some, start : start + rows]
-            scores = block.new_empty(*block.shape[:2], length)
-            torch.baddbmm(scores, block, keys[some], beta=0, alpha=dim**-0.5, out=scores)
-            mixed[some, start : start + rows] = torch.bmm(torch.softmax(scores, -1), values[some])
-    out.copy_(mixed.view(q.shape))
+            block = q[some][:, :, start : start + rows]
+            out[some][:, :, start : start + rows] = kernel(block, keys, values)
+            yield block[..., 0].numel() * length * (4 * dim + SOFTMAX_WORK)
+
+
+def _groups(count: int, heads: int, together: int) -> Iterator[tuple[slice, slice]]:
+    """All pairs of segment and head, about ``together`` at once: several segments, or some of one's heads."""
+    segments = max(1, together // heads)
+    for first in range(0, count, segments):
+        for head in range(0, heads, together):
+            yield slice(first, first + segments), slice(head, head + together)
+
+
+def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def _products(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Batched products: in bf16 on a CPU about twice as fast as the fused form. Scores are scaled before
+    they are rounded; softmax computes in float32 inside."""
+    queries, keys, values = (x.flatten(0, 1) for x in (q, k, v))
+    scores = queries.new_empty(*queries.shape[:2], keys.shape[1])
+    torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0, alpha=q.shape[3] ** -0.5, out=scores)
+    return torch.bmm(torch.softmax(scores, -1), values).view(q.shape)
 
 
 class VisionAttention(nn.Module):
-    """Projections, rotary positions over both axes, attention within segments."""
+    """The two projections and rotary positions over both axes; ``attend`` lies between them."""
 
     def __init__(self, config: VisionConfig, place: Placement) -> None:
         super().__init__()
@@ -88,7 +110,8 @@ class VisionAttention(nn.Module):
         self.heads = config.num_heads
         self.ops = place.ops
 
-    def forward(self, x: torch.Tensor, rope: RopeTable, segments: tuple[Run, ...]) -> torch.Tensor:
+    def project(self, x: torch.Tensor, rope: RopeTable) -> torch.Tensor:
+        """Queries, keys and values of rows x [n, width], rotated: [n, 3 * heads, dim]."""
         qkv = self.qkv(x).view(-1, *self.shape)
         self.ops.rotate_heads(qkv, 2 * self.heads, None, 0.0, *rope)
-        return self.proj(attend(*qkv.chunk(3, 1), segments))
+        return qkv

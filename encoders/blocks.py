@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmserve.encoders.attention import Run, VisionAttention
+from mmserve.encoders.attention import Run, VisionAttention, attend
+from mmserve.encoders.parts import ROWS, Parts, row_parts, row_work
 from mmserve.models.config import VisionConfig
 from mmserve.models.layers.base import Layer, Placement
 from mmserve.models.layers.linear import Linear
@@ -18,7 +19,7 @@ Norm = Callable[[int, float, Placement], LayerNorm | RMSNorm]
 
 
 class VisionBlock(nn.Module):
-    """Pre-norm attention and feed-forward."""
+    """Pre-norm attention and feed-forward, in parts: only attention looks beyond a row."""
 
     def __init__(self, config: VisionConfig, norm: Norm, mlp: nn.Module, place: Placement) -> None:
         super().__init__()
@@ -26,14 +27,24 @@ class VisionBlock(nn.Module):
         self.norm2 = norm(config.hidden_size, EPS, place)
         self.attn = VisionAttention(config, place)
         self.mlp = mlp
+        self.before, self.after = row_work(self.attn.qkv), row_work(self.attn.proj, mlp)
 
-    def forward(self, x: torch.Tensor, rope: RopeTable, segments: tuple[Run, ...]) -> torch.Tensor:
-        x = x + self.attn(self.norm1(x), rope, segments)
-        return x.add_(self.mlp(self.norm2(x)))
+    def forward(self, x: torch.Tensor, rope: RopeTable, segments: tuple[Run, ...]) -> Parts[None]:
+        """``x`` becomes the block's output."""
+        cos, sin = rope
+        qkv = x.new_empty(x.shape[0], *self.attn.shape)
+        for rows in row_parts(x):
+            qkv[rows] = self.attn.project(self.norm1(x[rows]), (cos[rows], sin[rows]))
+            yield self.before * x[rows].shape[0]
+        mixed = yield from attend(*qkv.chunk(3, 1), segments)
+        for rows in row_parts(x):
+            part = x[rows].add_(self.attn.proj(mixed[rows]))
+            part.add_(self.mlp(self.norm2(part)))
+            yield self.after * part.shape[0]
 
 
 class Merger(nn.Module):
-    """``merge^2`` neighbouring patches -> one token of the decoder's width.
+    """``merge^2`` neighbouring patches -> one token of the decoder's width, in parts.
 
     ``wide_norm``: the norm spans the joined patches (Qwen3-VL's deepstack) instead of each alone.
     """
@@ -47,9 +58,20 @@ class Merger(nn.Module):
         self.fc1 = Linear(self.width, self.width, place, bias=True)
         self.fc2 = Linear(self.width, config.out_hidden_size, place, bias=True)
         self.wide_norm = wide_norm
+        self.patches = config.merge_size**2
+        self.work = row_work(self.fc1, self.fc2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm(x.view(-1, self.width)) if self.wide_norm else self.norm(x).view(-1, self.width)
+    def forward(self, x: torch.Tensor, out: torch.Tensor) -> Parts[None]:
+        """``out`` [tokens, width of the decoder] becomes the tokens of the patches ``x``."""
+        joined = x.view(-1, self.width)
+        for rows in row_parts(joined, ROWS // self.patches):
+            part = joined[rows]
+            out[rows] = self.tokens(part)
+            yield self.work * part.shape[0]
+
+    def tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """Of patches, those of a token joined: [tokens, merge^2 * width]."""
+        x = self.norm(x) if self.wide_norm else self.norm(x.unflatten(-1, (self.patches, -1))).flatten(1)
         return self.fc2(self.fc1(x, "gelu"))
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from mmserve.encoders.parts import Parts, Resumable, row_parts
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Layer, Placement
 
@@ -74,26 +75,34 @@ class PatchEmbed(Layer):
         del self.weight, self.bias
 
     def forward(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """``parts``, all of them."""
+        return Resumable(self.parts(pixels, grids)).finish()
+
+    def parts(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> Parts[torch.Tensor]:
         """uint8 [frames, H, W, 3] each, frames 1 or 2 -> [sum of h * w, hidden], item after item."""
         frames = {p.shape[0] for p in pixels}
         if not frames <= self.packed.keys():
             raise ValueError(f"a vision item has 1 or 2 frames, not {max(frames)}")
         if len(frames) == 1:
-            return self._embed(pixels, grids)
+            return (yield from self._embed(pixels, grids))
         parts: dict[int, torch.Tensor] = {}
         for count in sorted(frames):
             chosen = [i for i, p in enumerate(pixels) if p.shape[0] == count]
             sizes = [grids[i][0] * grids[i][1] for i in chosen]
-            embedded = self._embed([pixels[i] for i in chosen], [grids[i] for i in chosen])
+            embedded = yield from self._embed([pixels[i] for i in chosen], [grids[i] for i in chosen])
             parts.update(zip(chosen, embedded.split(sizes), strict=True))
         return torch.cat([parts[i] for i in range(len(pixels))])
 
-    def _embed(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> torch.Tensor:
+    def _embed(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> Parts[torch.Tensor]:
         """Items with the same number of frames."""
-        rows = [patch_rows(p, g, self.patch, self.merge) for p, g in zip(pixels, grids, strict=True)]
-        values = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(self.place.device)
-        values = values.to(self.place.dtype).sub_(CENTRE)
-        return self.place.ops.linear(values, self.packed[pixels[0].shape[0]], self.offset)
+        cut = [patch_rows(p, g, self.patch, self.merge) for p, g in zip(pixels, grids, strict=True)]
+        raw = (cut[0] if len(cut) == 1 else torch.cat(cut)).to(self.place.device)
+        out = torch.empty(raw.shape[0], *self.offset.shape, dtype=self.place.dtype, device=raw.device)
+        for rows in row_parts(raw):
+            values = raw[rows].to(self.place.dtype).sub_(CENTRE)
+            out[rows] = self.place.ops.linear(values, self.packed[pixels[0].shape[0]], self.offset)
+            yield 2.0 * values.numel() * out.shape[1]
+        return out
 
     def _placed(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.place.device, self.place.dtype).contiguous()

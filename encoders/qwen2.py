@@ -5,6 +5,7 @@ from torch import nn
 
 from mmserve.encoders.blocks import Merger, VisionBlock
 from mmserve.encoders.grids import Grid, GridCache, GridConstants, coordinates
+from mmserve.encoders.parts import Parts
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
@@ -25,14 +26,15 @@ class Qwen2Vision(VisionTransformer):
         self.merger = Merger(config, LayerNorm, place)
         self.constants = GridCache(self._constants)
 
-    def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
+    def parts(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[list[torch.Tensor]]:
         """See ``models.forward.VisionEncoder``."""
-        rope = self.rope([self.constants(g) for g in grids])
-        segments = item_segments(grids)
-        x = self.patch_embed(pixels, grids)
+        rope, segments = self.rope([self.constants(g) for g in grids]), item_segments(grids)
+        x = yield from self.patch_embed.parts(pixels, grids)
         for block in self.blocks:
-            x = block(x, rope, segments)
-        return self.split(self.merger(x)[:, None], grids)
+            yield from block(x, rope, segments)
+        features = self.room(x)
+        yield from self.merger(x, features[:, 0])
+        return self.split(features, grids)
 
     def _constants(self, grid: Grid) -> GridConstants:
         return GridConstants(*self.rope_table(coordinates(grid, self.config.merge_size)))

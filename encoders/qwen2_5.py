@@ -9,6 +9,7 @@ from torch import nn
 from mmserve.encoders.attention import runs
 from mmserve.encoders.blocks import Merger, VisionBlock
 from mmserve.encoders.grids import Grid, GridCache, GridConstants, coordinates, joined, windows
+from mmserve.encoders.parts import Parts
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
@@ -43,18 +44,20 @@ class Qwen25Vision(VisionTransformer):
         self.merger = Merger(config, RMSNorm, place)
         self.constants = GridCache(self._constants)
 
-    def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
+    def parts(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[list[torch.Tensor]]:
         """See ``models.forward.VisionEncoder``."""
         constants = [self.constants(g) for g in grids]
         rope = self.rope(constants)
         whole, local = item_segments(grids), runs(n for c in constants for n in c.windows)
-        x = self.patch_embed(pixels, grids)
+        x = yield from self.patch_embed.parts(pixels, grids)
         x = x.view(-1, self.config.merge_size**2 * x.shape[1])[_packed([c.order for c in constants])]
         x = x.view(-1, self.config.hidden_size)
         for i, block in enumerate(self.blocks):
-            x = block(x, rope, whole if i in self.config.full_attention_layers else local)
-        merged = self.merger(x)[_packed([c.inverse for c in constants])]
-        return self.split(merged[:, None], grids)
+            segments = whole if i in self.config.full_attention_layers else local
+            yield from block(x, rope, segments)
+        features = self.room(x)
+        yield from self.merger(x, features[:, 0])
+        return self.split(features[_packed([c.inverse for c in constants])], grids)
 
     def _constants(self, grid: Grid) -> WindowedGrid:
         config = self.config

@@ -1,5 +1,6 @@
 """What the three vision transformers share: patches in, one packed batch through the blocks, items out."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 
 from mmserve.encoders.attention import Run, runs
 from mmserve.encoders.grids import Grid, GridConstants, axial_rope, joined
+from mmserve.encoders.parts import Parts, Resumable
 from mmserve.encoders.patch_embed import PatchEmbed
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
@@ -24,12 +26,25 @@ class VisionTransformer(nn.Module):
         self.place = place
         self.patch_embed = PatchEmbed(config, normalization, place, bias=patch_bias)
 
+    @abstractmethod
+    def parts(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[list[torch.Tensor]]:
+        """See ``models.forward.VisionEncoder``."""
+
+    def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
+        """See ``models.forward.VisionEncoder``."""
+        return Resumable(self.parts(pixels, grids)).finish()
+
     def rope_table(self, coordinates: torch.Tensor) -> RopeTable:
         cos, sin = axial_rope(coordinates, self.config.head_dim, self.config.rope_theta)
         return cos.to(self.place.device), sin.to(self.place.device)
 
     def rope(self, constants: Sequence[GridConstants]) -> RopeTable:
         return joined([c.cos for c in constants]), joined([c.sin for c in constants])
+
+    def room(self, x: torch.Tensor) -> torch.Tensor:
+        """Where the features of patches ``x`` will stand: [tokens, 1 + D, hidden of the decoder]."""
+        tokens = x.shape[0] // self.config.merge_size**2
+        return x.new_empty(tokens, 1 + len(self.config.deepstack_layers), self.config.out_hidden_size)
 
     def split(self, features: torch.Tensor, grids: Sequence[Grid]) -> list[torch.Tensor]:
         """The packed result [sum of tokens, 1 + D, hidden] as one tensor an item."""

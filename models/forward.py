@@ -1,5 +1,6 @@
 """The seam between a language model and whoever runs it: everything a forward needs is an argument."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,3 +61,9 @@ class VisionEncoder(Protocol):
         ``pixels[i]`` is uint8 [frames, H, W, 3], frames 1 (a still) or 2; ``grids[i]`` its (h, w) in
         patches. Returns per item [h * w / merge**2, 1 + D, hidden] (see ``VisionRows.features``).
         """
+
+    def parts(
+        self, pixels: list[torch.Tensor], grids: list[tuple[int, int]]
+    ) -> Generator[float, None, list[torch.Tensor]]:
+        """``forward`` in bounded parts, for whoever has other things to do between them: each yields the
+        floating-point operations that it was, and the features are returned at the end."""

@@ -5,6 +5,7 @@ import torch
 
 from mmserve.encoders import attention
 from mmserve.encoders.attention import Run, attend, runs
+from mmserve.encoders.parts import Resumable
 
 
 def plain(q, k, v, lengths):
@@ -26,14 +27,32 @@ def test_attend_equals_plain_softmax(lengths, dtype, tolerance):
     torch.manual_seed(0)
     qkv = torch.randn(sum(lengths), 9, 20).to(dtype)
     q, k, v = qkv[:, :3], qkv[:, 3:6], qkv[:, 6:]
-    found = attend(q, k, v, runs(lengths))
+    found = Resumable(attend(q, k, v, runs(lengths))).finish()
     torch.testing.assert_close(found.double(), plain(q, k, v, lengths), rtol=0, atol=tolerance)
 
 
-def test_blocked_kernel_is_exact_in_float32():
+def test_products_are_exact_in_float32():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 300, 20)
-    out = torch.empty_like(q)
-    attention._blocked(q, k, v, out)
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(out, wanted, rtol=0, atol=2e-6)
+    torch.testing.assert_close(attention._products(q, k, v), wanted, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (7, 3), (40, 12)])
+@pytest.mark.parametrize("together", [1, 2, 5, 24, 1000])
+def test_groups_hold_each_head_of_each_segment_once(shape, together):
+    seen = torch.zeros(shape, dtype=torch.int64)
+    for some in attention._groups(*shape, together):
+        seen[some] += 1
+        assert seen[some].numel() <= together
+    assert (seen == 1).all()
+
+
+def test_a_part_of_a_huge_segment_is_bounded(monkeypatch):
+    """One query block of one head is the most that is computed at once, however many segments there are."""
+    monkeypatch.setattr(attention, "SCORE_BLOCK", 300 * 64)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 64)
+    q, k, v = torch.randn(3, 600, 2, 8)
+    work = list(attend(q, k, v, runs([300, 300])))
+    assert len(work) == 2 * 2 * 5
+    assert max(work) == 64 * 300 * (4 * 8 + attention.SOFTMAX_WORK)

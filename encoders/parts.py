@@ -1,0 +1,57 @@
+"""Arithmetic in bounded parts, so that others get their turn in the middle of a large picture.
+
+A function of this package that computes in parts is a generator: it yields the work of each part, in
+floating-point operations, when that part is done, and returns its result at the end. Where the cuts lie
+depends on shapes alone, so the result is the same bit for bit wherever somebody pauses.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+T = TypeVar("T")
+Parts = Generator[float, None, T]
+
+ROWS = 256  # patches of a part on a CPU, a multiple of merge^2
+
+
+def row_parts(rows: torch.Tensor, most: int = ROWS) -> Iterator[slice]:
+    """Slices that cover the first axis of ``rows``: of ``most`` rows on a CPU, all of it elsewhere."""
+    count = rows.shape[0]
+    step = most if rows.device.type == "cpu" else max(count, 1)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
+
+
+def row_work(*modules: nn.Module) -> float:
+    """Operations of one row in the matrices of ``modules``; to be asked before they are packed."""
+    return 2.0 * sum(p.numel() for m in modules for p in m.parameters() if p.dim() > 1)
+
+
+class Resumable(Generic[T]):
+    """A computation in parts that goes on when it is told to. ``result`` is there once it is ``done``."""
+
+    def __init__(self, parts: Parts[T]) -> None:
+        self._parts = parts
+        self.done = False
+        self.result: T
+
+    @torch.inference_mode()
+    def advance(self, work: float) -> float:
+        """Compute parts until they make up ``work`` or all is done; returns what they made up. One part is
+        always computed, and the last may exceed what was left of ``work``."""
+        spent = 0.0
+        while not self.done:
+            try:
+                spent += next(self._parts)
+            except StopIteration as end:
+                self.result, self.done = end.value, True
+            if spent >= work:
+                break
+        return spent
+
+    def finish(self) -> T:
+        self.advance(float("inf"))
+        return self.result
