@@ -1,7 +1,7 @@
 """Encoded pictures, kept by digest until the room is needed: the embedding pool of DESIGN section 4."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -32,12 +32,14 @@ class EmbeddingPool:
 
         used_bytes = held_bytes + idle_bytes <= capacity_bytes
 
-    One thread owns it; ``in`` alone may be asked from any other, whose answer is of that moment.
+    One thread owns it; ``in`` alone may be asked from any other, whose answer is of that moment. ``noted``
+    is called with each digest that comes (True) or goes (False), for whoever keeps a copy of ``digests``.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.evictions = 0
+        self.noted: Callable[[bytes, bool], None] = lambda digest, came: None
         self._digests: set[bytes] = set()  # of all entries: it does not change while one is moved
         self._held: dict[bytes, _Entry] = {}
         self._idle: OrderedDict[bytes, _Entry] = OrderedDict()
@@ -49,6 +51,11 @@ class EmbeddingPool:
 
     def __len__(self) -> int:
         return len(self._digests)
+
+    @property
+    def digests(self) -> frozenset[bytes]:
+        """Of all entries, at this moment."""
+        return frozenset(self._digests)
 
     @property
     def used_bytes(self) -> int:
@@ -109,6 +116,7 @@ class EmbeddingPool:
         self._idle[digest] = _Entry(features)
         self._idle_bytes += features.nbytes
         self._digests.add(digest)
+        self.noted(digest, True)
 
     def check_size(self, nbytes: int) -> None:
         """MediaError when an item of ``nbytes`` could never be held."""
@@ -148,3 +156,4 @@ class EmbeddingPool:
         self._digests.remove(digest)
         self._idle_bytes -= entry.features.nbytes
         self.evictions += 1
+        self.noted(digest, False)

@@ -44,12 +44,14 @@ class EngineThread:
 
     A callback is called on that thread, so it must be quick: with each output of its request, with
     PixelsWanted while it waits for ``supply``, or once with the error that refused it. If the loop breaks,
-    every waiting callback gets EngineDead.
+    every waiting callback gets EngineDead. ``after`` is called on that thread when the callbacks of a step,
+    or of the commands before it, have all been called, and once more at the end.
     """
 
-    def __init__(self, engine: Steps) -> None:
+    def __init__(self, engine: Steps, after: Callable[[], None] = lambda: None) -> None:
         self.dead: EngineDead | None = None
         self._engine = engine
+        self._after = after
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiters: dict[str, Deliver] = {}
         self._compiling: dict[str, Deliver] = {}  # those whose grammars are being compiled
@@ -77,6 +79,16 @@ class EngineThread:
         if self.alive:
             self._commands.put(lambda: self._supply(request_id, pixels, deliver))
 
+    @property
+    def here(self) -> bool:
+        """Whether the caller stands on the engine's thread."""
+        return threading.current_thread() is self._thread
+
+    def call(self, command: Callable[[], None]) -> None:
+        """Run ``command`` on the engine's thread before its next step; not at all when it has ended."""
+        if self.alive:
+            self._commands.put(command)
+
     def holds(self, digest: bytes) -> bool:
         """Whether the features of a vision item are there at this moment; it may change with any step."""
         return self._engine.holds(digest)
@@ -87,6 +99,10 @@ class EngineThread:
     def stop(self) -> None:
         """Abort what runs and end the thread; later submissions find the engine dead."""
         self._commands.put(self._stop)
+        self.join()
+
+    def join(self) -> None:
+        """Return when the thread has ended, for whatever reason."""
         self._thread.join()
 
     # ------------------------------------------------------------ on the engine's thread
@@ -97,11 +113,13 @@ class EngineThread:
                 self._receive()
                 for output in self._engine.step() if self._engine.has_work else ():
                     self._deliver(output)
+                self._after()
         except BaseException as error:
             log.exception("the engine loop ended with an error")
             self._end(EngineDead(f"the engine ended with an error: {type(error).__name__}: {error}"))
         else:
             self._end(EngineDead("the engine was stopped"))
+        self._after()
 
     def _receive(self) -> None:
         """Run all commands that are there; with nothing to do, wait for one."""

@@ -44,6 +44,11 @@ class Said(Struct, frozen=True):
     piece: TextOutput | None = None
     early: bool = False
 
+    @property
+    def last(self) -> bool:
+        """Whether the engine has said its last to the request."""
+        return self.piece is not None and self.piece.finish_reason is not None and not self.early
+
 
 class Answer:
     """Made for one request, fed with each output of the engine for it."""

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.engine.detokenizer import TokenBytes
 from mmserve.engine.loop import EngineThread
 
-Output = TypeVar("Output", TokenOutput, Said)
 Pixels = Mapping[bytes, np.ndarray]
 PixelsAgain = Callable[[], Awaitable[Pixels]]  # makes the pixels of a request once more, by digest
 
@@ -28,6 +28,10 @@ class AnswerEngine(Protocol):
     @property
     def lives(self) -> int:
         """How many times it has been started: what was proved of one life says nothing of the next."""
+
+    @property
+    def failed(self) -> Future[str]:
+        """Done with the reason when it is dead for good and the server is to end."""
 
     def answer(self, request: PreparedRequest, pixels: PixelsAgain) -> AsyncGenerator[Said, None]:
         """What is said to ``request``, up to its end; closing it earlier aborts it.
@@ -47,12 +51,16 @@ class AnswerEngine(Protocol):
 
 
 class LocalEngine:
-    """The engine on a thread of this process; text is made in the event loop of whoever asks."""
+    """The engine on a thread of this process; text is made in the event loop of whoever asks.
+
+    One that dies refuses everything and does not fail the server, which can still be asked why.
+    """
 
     lives = 1
 
     def __init__(self, thread: EngineThread, tokens: TokenBytes) -> None:
         self.thread = thread
+        self.failed: Future[str] = Future()
         self._tokens = tokens
 
     @property
@@ -79,24 +87,23 @@ class LocalEngine:
         self.thread.stop()
 
 
-Delivery = Output | PixelsWanted | MMServeError
+Deliver = Callable[[Any], None]  # takes a TokenOutput or a Said, PixelsWanted, or an MMServeError
 
 
-class Listener(Protocol[Output]):
-    """What takes requests and calls back with what becomes of them, on whatever thread."""
+class Listener(Protocol):
+    """What takes requests and calls back with what becomes of them, on whatever thread. The callback is what
+    a submission is known by, since two may have one id."""
 
-    def submit(self, request: PreparedRequest, deliver: Callable[[Delivery[Output]], None]) -> None: ...
-    def abort(self, request_id: str, deliver: Callable[[Delivery[Output]], None]) -> None: ...
-    def supply(
-        self, request_id: str, pixels: Pixels, deliver: Callable[[Delivery[Output]], None]
-    ) -> None: ...
+    def submit(self, request: PreparedRequest, deliver: Deliver) -> None: ...
+    def abort(self, request_id: str, deliver: Deliver) -> None: ...
+    def supply(self, request_id: str, pixels: Pixels, deliver: Deliver) -> None: ...
 
 
 async def conversation(
-    engine: Listener[Output], request: PreparedRequest, pixels: PixelsAgain
-) -> AsyncGenerator[Output, None]:
+    engine: Listener, request: PreparedRequest, pixels: PixelsAgain
+) -> AsyncGenerator[Any, None]:
     """What ``engine`` says to ``request``, which is aborted when this is closed before the end."""
-    request_id, inbox, ended = request.request_id, Inbox[Output](), False
+    request_id, inbox, ended = request.request_id, Inbox(), False
     engine.submit(request, inbox.deliver)
     del request
     try:
@@ -114,26 +121,24 @@ async def conversation(
 
 def _ends(output: TokenOutput | Said) -> bool:
     """Whether the engine says no more to the request."""
-    if isinstance(output, TokenOutput):
-        return output.finish_reason is not None
-    return output.piece is not None and output.piece.finish_reason is not None and not output.early
+    return output.finish_reason is not None if isinstance(output, TokenOutput) else output.last
 
 
-class Inbox(Generic[Output]):
+class Inbox:
     """Carries deliveries from another thread to the coroutine that waits for them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._deliveries: asyncio.Queue[Delivery[Output]] = asyncio.Queue()
+        self._deliveries: asyncio.Queue[Any] = asyncio.Queue()
         self.deliver = self._deliver  # one object, by which the engine knows its submission
 
-    async def next(self) -> Output | PixelsWanted:
+    async def next(self) -> Any:
         """The next delivery; raises what was delivered in its place."""
         delivery = await self._deliveries.get()
         if isinstance(delivery, MMServeError):
             raise delivery
         return delivery
 
-    def _deliver(self, delivery: Delivery[Output]) -> None:
+    def _deliver(self, delivery: Any) -> None:
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._deliveries.put_nowait, delivery)

@@ -1,25 +1,30 @@
 """Starting and ending the service: bind, load, listen, prove ready, drain."""
 
 import asyncio
-import logging
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from mmserve.core.config import Config
-from mmserve.core.errors import ConfigError
+from mmserve.core.errors import ConfigError, EngineDead
+from mmserve.logs import set_up_logging
 from mmserve.server.app import create_app
+from mmserve.server.drain import Drain
 from mmserve.server.health import Readiness
 from mmserve.server.wire import Wire
 
 if TYPE_CHECKING:
     from mmserve.service import Service
+
+
+LAST_WORDS_S = 3  # for connections to close when all requests have ended
 
 
 def serve(config: Config) -> int:
@@ -32,7 +37,8 @@ def serve(config: Config) -> int:
     with bound(config.server.host, config.server.port) as listener, leaving_on_sigterm():
         from mmserve.service import Service
 
-        service = Service.load(config)
+        begin = Service.start if config.server.engine_process else Service.load
+        service = begin(config)
         try:
             asyncio.run(_run(service, config, listener))
         except KeyboardInterrupt:
@@ -43,13 +49,50 @@ def serve(config: Config) -> int:
 
 
 async def _run(service: "Service", config: Config, listener: socket.socket) -> None:
+    """Until a signal has come and was heeded; EngineDead when the engine has failed for good."""
     app = create_app(service, config)
-    server = uvicorn.Server(server_config(app, config))
-    banner = asyncio.create_task(_announce(app.state.readiness, service.model_name, config, listener))
+    server = DrainingServer(server_config(app, config), app.state.drain, config.server.drain_s)
+    beside = [
+        asyncio.create_task(_announce(app.state.readiness, service.model_name, config, listener)),
+        asyncio.create_task(server.stop_after(asyncio.wrap_future(service.failed))),
+    ]
     try:
         await server.serve(sockets=[listener])
     finally:
-        banner.cancel()
+        for task in beside:
+            task.cancel()
+    if service.failed.done():
+        raise EngineDead(service.failed.result())
+
+
+class DrainingServer(uvicorn.Server):
+    """Goes on listening while it drains, so that who comes then is told; a second signal ends it at once."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, drain_s: float) -> None:
+        super().__init__(config)
+        self._drain = drain
+        self._drain_s = drain_s
+        self._draining: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._drain.begun:
+            super().handle_exit(sig, frame)
+        else:
+            self._drain.begun = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    async def stop_after(self, failure: asyncio.Future[str]) -> None:
+        """End when ``failure`` is done; there is nothing left to wait for."""
+        await failure
+        self.should_exit = True
+
+    def _begin(self) -> None:
+        self._draining = asyncio.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        await self._drain.run(self._drain_s)
+        self.should_exit = True
 
 
 def server_config(app: object, config: Config) -> uvicorn.Config:
@@ -60,7 +103,7 @@ def server_config(app: object, config: Config) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         lifespan="on",
-        timeout_graceful_shutdown=config.server.drain_s,
+        timeout_graceful_shutdown=LAST_WORDS_S,
     )
 
 
@@ -108,9 +151,3 @@ def leaving_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def set_up_logging() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for chatty in ("httpx", "httpcore", "uvicorn", "uvicorn.error"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -12,26 +13,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from mmserve.answering import AnswerEngine, LocalEngine
+from mmserve.core.arena import Arena
 from mmserve.core.config import Config
 from mmserve.core.env import prepare_environment
 from mmserve.core.messages import ChatInput, ImagePart, Seen, TextOutput, VideoPart
 from mmserve.core.metrics import Metrics, RequestWatch
 from mmserve.core.thinking import Start
-from mmserve.engine.detokenizer import TokenBytes
-from mmserve.engine.grammar.desk import GrammarDesk
-from mmserve.engine.loop import EngineThread
 from mmserve.preprocess.cache import EarlyAnswers
 from mmserve.preprocess.desk import PrepareDesk
 from mmserve.preprocess.library import MediaLibrary
 
 if TYPE_CHECKING:
-    from mmserve.engine.grammar.base import GrammarBackend
     from mmserve.preprocess.processor import Processor
     from mmserve.preprocess.prompt import Prepared
     from mmserve.preprocess.spec import ProcessorSpec
     from mmserve.preprocess.workers import Workers
 
 log = logging.getLogger(__name__)
+
+MakeEngine = Callable[[Config, "ProcessorSpec", "Workers"], AnswerEngine]
 
 
 class Service:
@@ -54,12 +54,22 @@ class Service:
 
     @classmethod
     def load(cls, config: Config) -> "Service":
-        """Load the model and start its engine; the workers start meanwhile.
+        """Load the model into this process and start its engine; the workers start meanwhile.
 
         ModelLoadError, ConfigError or WorkersDead say what is wrong.
         """
+        return cls._begin(config, _local)
+
+    @classmethod
+    def start(cls, config: Config) -> "Service":
+        """The same, but engine and detokenizer are processes of their own, and torch is not loaded here."""
+        return cls._begin(config, _remote)
+
+    @classmethod
+    def _begin(cls, config: Config, make_engine: MakeEngine) -> "Service":
         prepare_environment()
         from mmserve.models.hub import resolve
+        from mmserve.preprocess.processor import Processor
         from mmserve.preprocess.spec import ProcessorSpec
         from mmserve.preprocess.workers import make_workers
 
@@ -69,34 +79,26 @@ class Service:
         )
         workers = make_workers(spec, config)
         try:
-            return cls._load(config, spec, workers)
+            processor = Processor(spec, config.media)
+            return cls(config, processor, workers, make_engine(config, spec, workers))
         except BaseException:
             _run_apart(workers.close())
             raise
-
-    @classmethod
-    def _load(cls, config: Config, spec: "ProcessorSpec", workers: "Workers") -> "Service":
-        import torch
-
-        from mmserve.engine.engine import Engine
-        from mmserve.models.registry import load_model
-        from mmserve.preprocess.processor import Processor
-
-        if config.runner.threads:
-            torch.set_num_threads(config.runner.threads)
-        processor = Processor(spec, config.media)
-        model = load_model(config.model, linear_backend=config.runner.linear_backend)
-        engine = Engine(model, config, spec.eos_ids, _grammars(spec, model.config.text.vocab_size))
-        workers.wait_ready()
-        log.info("a prompt and its answer may have %d tokens", engine.max_model_len)
-        log.info("backends: %s", ", ".join(f"{op} {form}" for op, form in model.backends.items()))
-        tokens = TokenBytes.from_json(spec.tokenizer_json)
-        return cls(config, processor, workers, LocalEngine(EngineThread(engine), tokens))
 
     @property
     def ready(self) -> bool:
         """Whether the engine runs and the workers answer."""
         return self._engine.alive and self._desk.workers.ready
+
+    @property
+    def lives(self) -> int:
+        """How many times the engine has been started."""
+        return self._engine.lives
+
+    @property
+    def failed(self) -> Future[str]:
+        """Done with the reason when the engine has died for good and the server is to end."""
+        return self._engine.failed
 
     def stats(self) -> dict[str, Any]:
         """Counts and gauges of the engine (see ``Engine.stats``), of preprocessing and of what callers have
@@ -158,13 +160,29 @@ def _desk(config: Config, workers: "Workers", engine: AnswerEngine, metrics: Met
     return PrepareDesk(workers, answers, engine.holds, metrics, **limits)
 
 
-def _grammars(spec: "ProcessorSpec", vocab: int) -> GrammarDesk:
-    def make() -> "GrammarBackend":
-        from mmserve.engine.grammar.guidance import GuidanceBackend
+def _local(config: Config, spec: "ProcessorSpec", workers: "Workers") -> AnswerEngine:
+    from mmserve.engine.detokenizer import TokenBytes
+    from mmserve.engine.loop import EngineThread
+    from mmserve.loading import load_engine, told_of
 
-        return GuidanceBackend(spec.tokenizer_json, vocab, spec.eos_ids)
+    engine = load_engine(config, spec.eos_ids, spec.tokenizer_json)
+    workers.wait_ready()
+    for line in told_of(engine):
+        log.info(line)
+    return LocalEngine(EngineThread(engine), TokenBytes.from_json(spec.tokenizer_json))
 
-    return GrammarDesk(make)
+
+def _remote(config: Config, spec: "ProcessorSpec", workers: "Workers") -> AnswerEngine:
+    from mmserve.processes.remote import RemoteEngine
+
+    engine = RemoteEngine(config, spec, workers.arena or Arena(config.media.arena_mib << 20))
+    try:
+        workers.wait_ready()
+        engine.wait_ready()
+    except BaseException:
+        engine.stop()
+        raise
+    return engine
 
 
 def _run_apart(closing: Coroutine[Any, Any, None]) -> None:

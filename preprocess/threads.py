@@ -25,6 +25,8 @@ class ThreadWorkers:
     begun cannot be stopped: a caller that leaves or is overdue only stops waiting for it.
     """
 
+    arena = None
+
     def __init__(self, processor: Processor, *, max_preparing: int, threads: int = THREADS) -> None:
         self.processor = processor
         self._seats = Seats(max_preparing)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from mmserve.core.arena import Arena
 from mmserve.core.config import Config
 from mmserve.core.messages import ChatInput
 from mmserve.preprocess.media import MediaPart, Medium
@@ -21,6 +22,10 @@ class Workers(Protocol):
 
     Cancelling a call gives its place in the queue back at once, and tells a worker that has begun.
     """
+
+    @property
+    def arena(self) -> Arena | None:
+        """The shared memory in which the pixels stand; None where they stand in this process alone."""
 
     @property
     def ready(self) -> bool:

@@ -180,6 +180,9 @@ class ServerOptions(Section):
         30.0, "seconds that a client may take for a request's head, and stay silent in its body", low=0.1
     )
     drain_s: int = option(30, "seconds that running requests get to finish when the server stops", low=0)
+    engine_process: bool = option(
+        True, "run the engine and the detokenizer as processes of their own, which are restarted if they end"
+    )
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,14 @@ class EngineDead(MMServeError):
     code = "engine_dead"
 
 
+class EngineRestarting(MMServeError):
+    """The engine's or the detokenizer's process has ended and is being started again; try again soon."""
+
+    status = 503
+    type = "server_error"
+    code = "engine_restarting"
+
+
 class WorkersDead(MMServeError):
     """There are no preprocessing workers: they do not start, or were closed."""
 

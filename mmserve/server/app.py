@@ -23,6 +23,7 @@ from mmserve.server import (
     tokenize,
 )
 from mmserve.server.door import Door
+from mmserve.server.drain import Drain
 from mmserve.server.health import Readiness
 from mmserve.server.response_store import ResponseStore
 from mmserve.server.schema import describe_bodies
@@ -33,24 +34,25 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app = FastAPI(title="mmserve", version=__version__, lifespan=_living)
     app.state.service = service
     app.state.config = config
-    app.state.readiness = Readiness(service)
+    app.state.drain = Drain()
+    app.state.readiness = Readiness(service, app.state.drain)
     app.state.responses = ResponseStore()
     app.state.desk = MediaDesk(config.media, service.library, service.metrics)
     for part in (chat, responses, completions, tokenize, captions, library, models, health, metrics):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)
-    app.add_middleware(Door, options=config.server)
+    app.add_middleware(Door, options=config.server, drain=app.state.drain)
     return app
 
 
 @asynccontextmanager
 async def _living(app: FastAPI) -> AsyncIterator[None]:
-    """While the application runs, and until it has been proved ready, the probe picture is on its way.
+    """While the application runs, probe pictures prove it ready, again after each restart of the engine.
 
     The desk's connections are closed at the end.
     """
-    probe = asyncio.create_task(app.state.readiness.prove())
+    probe = asyncio.create_task(app.state.readiness.watch())
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import logging
 import re
 import time
 import uuid
+from contextlib import nullcontext
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mmserve.core.config import ServerOptions
 from mmserve.core.digest import framed_digest
 from mmserve.core.errors import MMServeError, PayloadTooLarge, Unauthorized
+from mmserve.server.drain import Drain
 from mmserve.server.errors import RequestTimeout, error_response, told
 
 access = logging.getLogger("mmserve.access")
@@ -26,10 +28,12 @@ _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Door:
-    """ASGI middleware. Health checks and metrics need no key; everything else does if one is set."""
+    """ASGI middleware. Health checks and metrics need no key, and are answered while the server drains;
+    everything else needs one if one is set."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+    def __init__(self, app: ASGIApp, options: ServerOptions, drain: Drain) -> None:
         self.app = app
+        self.drain = drain
         self.options = options
         self.api_key = options.api_key
         self.owner = owner_of(options.api_key)
@@ -45,12 +49,16 @@ class Door:
         except MMServeError as refusal:
             await visit.refuse(refusal)
         else:
-            await self._serve(scope, visit)
+            with nullcontext() if _watching(scope["path"]) else self.drain.inside():
+                await self._serve(scope, visit)
         finally:
             visit.log()
 
     def _admit(self, scope: Scope) -> None:
-        if self.api_key is None or _watching(scope["path"]):
+        if _watching(scope["path"]):
+            return
+        self.drain.check()
+        if self.api_key is None:
             return
         kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         if kind.lower() != "bearer":

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from mmserve.core.errors import MMServeError
 from mmserve.core.messages import ChatInput, ImagePart, Message, SamplingParams, TextPart
 from mmserve.generation import Generator, whole
+from mmserve.server.drain import Drain
 from mmserve.server.errors import told
 
 log = logging.getLogger("mmserve.server")
@@ -18,6 +19,7 @@ router = APIRouter()
 PROBE_PIXELS = 64
 PROBE_TOKENS = 2
 RETRY_S = 5.0
+LOOK_S = 0.1  # between two looks whether the engine has been started again
 
 
 class NotReady(MMServeError):
@@ -26,30 +28,42 @@ class NotReady(MMServeError):
 
 
 class Readiness:
-    """``proven`` is set once the probe has been answered; until then ``why`` tells what is missing."""
+    """``proven`` is set once a probe has been answered for the first time. A probe proves the life of the
+    engine that answered it; ``check`` tells what is missing."""
 
-    def __init__(self, service: Generator) -> None:
+    def __init__(self, service: Generator, drain: Drain) -> None:
         self.service = service
+        self.drain = drain
         self.proven = asyncio.Event()
-        self.why = "the first picture is still on its way through the model"
+        self._life = 0  # of the engine, that was proved
+        self._why = "the first picture is still on its way through the model"
 
-    async def prove(self) -> None:
-        """Send the probe picture until it is answered."""
-        while not self.proven.is_set():
-            try:
-                await whole(self.service, probe())
-                self.proven.set()
-            except Exception as error:
-                fault = None if isinstance(error, MMServeError) else error
-                self.why = f"the probe picture failed: {told(error).message}"
-                log.error("not ready: %s", self.why, exc_info=fault)
-                await asyncio.sleep(RETRY_S)
+    async def watch(self) -> None:
+        """Send a probe picture to each life of the engine, until it is answered; never returns."""
+        while True:
+            while self._life == self.service.lives or not self.service.ready:
+                await asyncio.sleep(LOOK_S)
+            await self._prove(self.service.lives)
+
+    async def _prove(self, life: int) -> None:
+        try:
+            await whole(self.service, probe())
+            self._life = life
+            self.proven.set()
+        except Exception as error:
+            fault = None if isinstance(error, MMServeError) else error
+            self._why = f"the probe picture failed: {told(error).message}"
+            log.error("not ready: %s", self._why, exc_info=fault)
+            await asyncio.sleep(RETRY_S)
 
     def check(self) -> None:
-        if not self.proven.is_set():
-            raise NotReady(self.why)
+        """NotReady with the reason."""
+        if self.drain.begun:
+            raise NotReady("the server is stopping")
         if not self.service.ready:
             raise NotReady("the engine does not run")
+        if self._life != self.service.lives:
+            raise NotReady(self._why)
 
 
 def probe() -> ChatInput:

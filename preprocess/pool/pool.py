@@ -42,6 +42,10 @@ class WorkerPool:
         self._keeper = Keeper(self._memory, (self._eyes, self._writer), memory_bytes)
 
     @property
+    def arena(self) -> Arena:
+        return self._memory.arena
+
+    @property
     def ready(self) -> bool:
         return self._keeper.ready
 

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 from PIL import Image, UnidentifiedImageError
@@ -38,7 +39,7 @@ class FakeService:
         self.model_name = model_name
         self.spec = SimpleNamespace(sampling={"temperature": 0.7, "top_k": 20}, chat_template=template)
         self.scripts, self.start = {}, Start.OUTSIDE
-        self.ready = True
+        self.ready, self.lives, self.failed = True, 1, Future()
         self.running = 0
         self.seen = []
         self.most_running = 0

@@ -1,0 +1,40 @@
+"""From a configuration to an engine that is ready to step, in whatever process it is to run."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mmserve.core.config import Config
+from mmserve.engine.grammar.desk import GrammarDesk
+
+if TYPE_CHECKING:
+    from mmserve.engine.engine import Engine
+    from mmserve.engine.grammar.base import GrammarBackend
+
+
+def load_engine(config: Config, eos_ids: Sequence[int], tokenizer_json: str) -> "Engine":
+    """The engine over the model of ``config``. ModelLoadError or ConfigError say what is wrong."""
+    import torch
+
+    from mmserve.engine.engine import Engine
+    from mmserve.models.registry import load_model
+
+    if config.runner.threads:
+        torch.set_num_threads(config.runner.threads)
+    model = load_model(config.model, linear_backend=config.runner.linear_backend)
+    grammars = _grammars(tokenizer_json, model.config.text.vocab_size, eos_ids)
+    return Engine(model, config, eos_ids, grammars)
+
+
+def told_of(engine: "Engine") -> tuple[str, ...]:
+    """What the log says of an engine that was loaded."""
+    forms = ", ".join(f"{op} {form}" for op, form in engine.model.backends.items())
+    return (f"a prompt and its answer may have {engine.max_model_len} tokens", f"backends: {forms}")
+
+
+def _grammars(tokenizer_json: str, vocab: int, eos_ids: Sequence[int]) -> GrammarDesk:
+    def make() -> "GrammarBackend":
+        from mmserve.engine.grammar.guidance import GuidanceBackend
+
+        return GuidanceBackend(tokenizer_json, vocab, tuple(eos_ids))
+
+    return GrammarDesk(make)

@@ -1,0 +1,61 @@
+"""What the engine and the detokenizer share: their parent as they see it, and the end that comes with it."""
+
+import os
+import shutil
+import socket
+import threading
+from typing import Any
+
+from mmserve.core.wire import die_with
+from mmserve.processes.messages import PREFIX_BYTES, Hello, to_bytes, to_hello
+
+
+class Parent:
+    """The child's end of the socket to the process that started it.
+
+    The socket's end is the parent's end, however that came: a thread waits for it, removes the folder of the
+    sockets and ends this process. The kernel could kill this process at once when its parent dies (``bind``),
+    also when it hangs; but then the folder would stay, so that is asked for when the folder is gone.
+    """
+
+    def __init__(self, fd: int, pid: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._pid = pid
+
+    def hello(self) -> Hello:
+        """What the parent says first; from now on its end is this process's end."""
+        hello = to_hello(self._exactly(int.from_bytes(self._exactly(PREFIX_BYTES), "little")))
+        threading.Thread(target=self._watch, args=(hello.folder,), name="parent", daemon=True).start()
+        return hello
+
+    def say(self, message: Any) -> None:
+        body = to_bytes(message)
+        self._socket.sendall(len(body).to_bytes(PREFIX_BYTES, "little") + body)
+
+    def bind(self) -> None:
+        """Have the kernel kill this process when its parent dies. There must be nothing left to tidy up."""
+        die_with(self._pid)
+
+    def _watch(self, folder: str) -> None:
+        self._read(1)  # nothing more is ever said
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+    def _exactly(self, count: int) -> bytes:
+        data = self._read(count)
+        if len(data) < count:
+            os._exit(0)  # it died before it had said anything
+        return data
+
+    def _read(self, count: int) -> bytes:
+        """So many bytes, or fewer when the parent has ended."""
+        data = bytearray()
+        while len(data) < count and (part := self._part(count - len(data))):
+            data += part
+        return bytes(data)
+
+    def _part(self, most: int) -> bytes:
+        try:
+            return self._socket.recv(most)
+        except ConnectionResetError:  # so it looks when the parent had not read everything
+            return b""
