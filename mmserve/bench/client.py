@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -102,7 +102,7 @@ def _words(delta: Mapping[str, Any]) -> str:
     return next((delta[name] for name in WORDS if delta.get(name)), "")
 
 
-async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def events(answer: httpx.Response) -> AsyncGenerator[dict[str, Any], None]:
     """The JSON events of a stream up to its ``[DONE]``; StreamError for an error event or no such end."""
     async for line in answer.aiter_lines():
         name, _, data = line.partition(":")
