@@ -20,7 +20,8 @@ def expected(config: Config) -> dict[str, Choice]:
     """``{part: {"runs": ..., "why": ...}}``, told without loading the model or reaching for the hub."""
     device, dtype = _device(config.model.device), _dtype(config)
     ops = choose_ops(
-        torch.device(device["runs"]), getattr(torch, dtype["runs"]), config.runner.linear_backend
+        *(torch.device(device["runs"]), getattr(torch, dtype["runs"])),
+        *(config.runner.linear_backend, config.model.quantization),
     )
     names = dict(ops.names)
     linear = names.pop("linear")

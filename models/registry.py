@@ -72,7 +72,7 @@ def load_model(options: ModelOptions, *, linear_backend: str = "auto", seed: int
     ``seed`` when the load format is dummy.
 
     ModelLoadError: no such model, an unsupported architecture, or files that do not fit. ConfigError:
-    a device or ``linear_backend`` (auto, onednn, native, plain) that cannot run here.
+    a device, ``linear_backend`` (auto, onednn, native, plain) or quantization that cannot run here.
     """
     started = time.monotonic()
     dummy = options.load_format == "dummy"
@@ -80,7 +80,7 @@ def load_model(options: ModelOptions, *, linear_backend: str = "auto", seed: int
     config = read_config(folder)
     device = _device(options.device)
     dtype = _dtype(options.dtype, config.dtype)
-    place = Placement(device, dtype, choose_ops(device, dtype, linear_backend))
+    place = Placement(device, dtype, choose_ops(device, dtype, linear_backend, options.quantization))
     family = FAMILIES[config.family]
     language: nn.Module = _imported(family.language)(config, place)
     encoder: nn.Module = _imported(family.encoder)(

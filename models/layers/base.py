@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from mmserve.models.ops.registry import Ops
+from mmserve.models.ops.registry import LinearOp, Ops
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,11 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     ops: Ops
+
+    @property
+    def linear(self) -> LinearOp:
+        """The form of the layers that are quantised if the model is."""
+        return self.ops.quantized or self.ops.linear
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
         """An uninitialised parameter that needs no gradient."""

@@ -14,7 +14,7 @@ class Linear(Layer):
         super().__init__()
         self.weight = place.empty(outputs, inputs)
         self.bias = place.empty(outputs) if bias else None
-        self.linear = place.ops.linear
+        self.linear = place.linear
         self.packed = self.weight.data
 
     def prepare(self) -> None:

@@ -2,16 +2,18 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from mmserve.core.errors import ConfigError
 from mmserve.models.ops import cpu, reference
+from mmserve.models.ops.native.int8 import NativeInt8Linear
 from mmserve.models.ops.native.library import NativeUnavailable
 from mmserve.models.ops.native.linear import NativeLinear
 from mmserve.models.ops.native.ops import SUFFIXES, native_ops
+from mmserve.models.ops.quantized import PlainInt8Linear
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +36,19 @@ class LinearOp(Protocol):
         """``act(x @ weight.T + bias)``; ``act`` is a key of ``reference.ACTIVATIONS`` or None."""
 
 
+class QuantizedLinearOp(LinearOp, Protocol):
+    """A linear layer that keeps its weights in fewer bits than the model's dtype has."""
+
+    def rows(self, weight: Any, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Rows ``ids`` int64 [T] of what ``pack`` returned, [T, in] in ``dtype``."""
+
+
 @dataclass(frozen=True)
 class Ops:
-    """The chosen form of each operation; ``names`` tells which, ``linear_why`` why that linear layer."""
+    """The chosen form of each operation; ``names`` tells which, ``linear_why`` why that linear layer.
+
+    ``quantized`` takes the place of ``linear`` in all layers but the patch embedding, if it is there.
+    """
 
     rms_norm: Norm
     add_rms_norm: AddNorm
@@ -46,6 +58,7 @@ class Ops:
     linear: LinearOp
     names: Mapping[str, str]
     linear_why: str = "asked for"
+    quantized: QuantizedLinearOp | None = None
 
 
 # Beside these each operation has a method of ``NativeOps``: the form "native".
@@ -66,14 +79,23 @@ def reference_ops() -> Ops:
     return _ops(dict.fromkeys(_FORMS, "torch"), reference.PlainLinear(), "asked for")
 
 
-def choose_ops(device: torch.device, dtype: torch.dtype, linear: str = "auto") -> Ops:
+def choose_ops(
+    device: torch.device, dtype: torch.dtype, linear: str = "auto", quantization: str = "none"
+) -> Ops:
     """The fastest usable forms on ``device`` in ``dtype``.
 
-    ``linear``: auto, onednn, native or plain. ConfigError when onednn or native is demanded and cannot run.
+    ``linear``: auto, onednn, native or plain; ``quantization``: none or int8. ConfigError when onednn, native
+    or int8 is demanded and cannot run.
     """
     chosen, why = _linear(device, dtype, linear)
-    log.info("linear layers run as %s: %s", chosen.name, why)
-    return _ops(_small(device, dtype), chosen, why)
+    ops = _ops(_small(device, dtype), chosen, why)
+    if quantization == "none":
+        log.info("linear layers run as %s: %s", chosen.name, why)
+        return ops
+    quantized, quantized_why = _int8(device)
+    log.info("linear layers run as %s: %s; patch embedding as %s", quantized.name, quantized_why, chosen.name)
+    names = {**ops.names, "linear": quantized.name, "patch_embedding": chosen.name}
+    return replace(ops, names=names, linear_why=quantized_why, quantized=quantized)
 
 
 def native_unusable(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -140,6 +162,19 @@ def _worth_trying(dtype: torch.dtype, instructions: str | None) -> tuple[tuple[s
         return (("native", widened), ("onednn", packed))
     own = f"this CPU multiplies bf16 itself ({instructions})"
     return (("onednn", own), ("native", "bf16 weights are widened on their way into float32 sums"))
+
+
+def _int8(device: torch.device) -> tuple[QuantizedLinearOp, str]:
+    if device.type != "cpu":
+        raise ConfigError(
+            f"quantization int8 runs on a CPU only so far, not on {device.type}; allowed there: none",
+            param="quantization",
+        )
+    try:
+        return NativeInt8Linear(), "asked for by quantization"
+    except NativeUnavailable as error:
+        log.warning("int8 linear layers run in plain torch, slower than no quantization: %s", error)
+        return PlainInt8Linear(), f"asked for by quantization; the native form cannot run: {error}"
 
 
 def _ops(names: dict[str, str], linear: LinearOp, why: str) -> Ops:
