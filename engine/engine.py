@@ -163,9 +163,9 @@ class Engine:
 
     def _compute(self, batch: Batch) -> list[TokenOutput]:
         now = time.monotonic()
-        for chunk in batch:
+        for chunk in batch.prompts:
             chunk.request.scheduled = chunk.request.scheduled or now
-        sampling = [chunk.request for chunk in batch if chunk.samples]
+        sampling = batch.sampling
         try:
             logits = self.runner.run(batch)
             with torch.inference_mode():

@@ -66,6 +66,7 @@ def to_prepared(chat: ChatInput, media: Sequence[Medium], prompt: Prompt) -> Pre
         items=_items(media, prompt.spans),
         sampling=chat.sampling,
         stop=chat.stop,
+        owner=chat.owner,
         priority=chat.priority,
         deadline=chat.deadline,
         cache_salt=chat.cache_salt,

@@ -43,6 +43,8 @@ class PageAllocator:
         """
         if count > self.free:
             return None
+        if after is not None and self._stops.get(after + 1, 0) > after + count:
+            return [self._take(after + 1, after + 1, count)]
         runs = []
         if after is not None and after + 1 in self._stops:
             runs.append(self._take(after + 1, after + 1, count))

@@ -6,7 +6,7 @@ import torch
 
 from mmserve.engine.attention.base import Span
 from mmserve.engine.features import FeatureClaims
-from mmserve.engine.scheduler.request import Batch, Chunk
+from mmserve.engine.scheduler.request import Batch, Chunk, Request
 from mmserve.models.forward import VisionRows
 
 PROMPT_ROWS = 16  # steps with prompts are padded to a multiple of it
@@ -20,23 +20,30 @@ class FlatBatch:
     """
 
     def __init__(self, batch: Batch) -> None:
-        step = 1 if batch.decode_only else PROMPT_ROWS
+        step = PROMPT_ROWS if batch.prompts else 1
         self.num_rows = -(-batch.num_tokens // step) * step
         self.token_ids = np.zeros(self.num_rows, dtype=np.int64)
         self.positions = np.zeros((3, self.num_rows), dtype=np.int64)
         self.spans: list[Span] = []
-        self._decodes(batch.chunks[: batch.num_decodes])
-        for chunk in batch.chunks[batch.num_decodes :]:
+        self._decodes(batch.decodes)
+        for chunk in batch.prompts:
             self._prompt(chunk)
-        ends = (s.row + len(s) - 1 for s, c in zip(self.spans, batch, strict=True) if c.samples)
-        self.logit_rows = np.fromiter(ends, dtype=np.int64)
+        self.logit_rows = self._logit_rows(batch)
 
-    def _decodes(self, chunks: list[Chunk]) -> None:
+    def _decodes(self, requests: list[Request]) -> None:
         """Generated token g of a prompt of N stands at N + g + position_delta on all axes."""
-        count = len(chunks)
-        self.token_ids[:count] = [c.request.token_ids.item(c.start) for c in chunks]
-        self.positions[:, :count] = [c.start + c.request.prepared.position_delta for c in chunks]
-        self.spans += [Span(row, c.start, c.stop, c.request.table) for row, c in enumerate(chunks)]
+        rows, starts = range(len(requests)), [r.computed_len for r in requests]
+        stops, tables = [r.num_tokens for r in requests], [r.table for r in requests]
+        self.token_ids[: len(rows)] = [r.newest for r in requests]
+        self.positions[:, : len(rows)] = starts
+        self.positions[:, : len(rows)] += np.array([r.prepared.position_delta for r in requests], np.int64)
+        self.spans += map(Span, rows, starts, stops, tables)
+
+    def _logit_rows(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """Every decode's row, and the last row of every prompt that ends in this step."""
+        spans = zip(self.spans[len(batch.decodes) :], batch.prompts, strict=True)
+        ends = [span.row + len(span) - 1 for span, chunk in spans if chunk.samples]
+        return np.array([*range(len(batch.decodes)), *ends], dtype=np.int64)
 
     def _prompt(self, chunk: Chunk) -> None:
         row = self.spans[-1].row + len(self.spans[-1]) if self.spans else 0
@@ -49,10 +56,10 @@ class FlatBatch:
 def vision_rows(
     batch: Batch, spans: list[Span], claims: FeatureClaims, device: torch.device
 ) -> VisionRows | None:
-    """Features of the items, or parts of items, that are computed in this step."""
+    """Features of the items, or parts of items, that are computed in this step; decodes have none to come."""
     rows: list[npt.NDArray[np.int64]] = []
     features: list[torch.Tensor] = []
-    for chunk, span in zip(batch, spans, strict=True):
+    for chunk, span in zip(batch.prompts, spans[len(batch.decodes) :], strict=True):
         request = chunk.request
         for index in range(request.items_passed, request.items_held):
             first, last = request.items[index].span

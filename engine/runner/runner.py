@@ -32,7 +32,7 @@ class Runner:
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits [R, vocab] for the chunks of ``batch`` that sample, in their order."""
         flat = FlatBatch(batch)
-        if batch.decode_only:
+        if not batch.prompts:
             return self.decodes.run(flat)
         return self._run_mixed(batch, flat)
 

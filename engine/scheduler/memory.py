@@ -7,6 +7,8 @@ from mmserve.engine.kv.pages import PageAllocator, Run
 from mmserve.engine.kv.radix import RadixCache
 from mmserve.engine.scheduler.request import Request
 
+GROWTH_TOKENS = 64  # room that a decode takes at once where that is little of what is to be had
+
 
 class Memory:
     """Who owns which pages, at each moment of a request's life.
@@ -47,10 +49,20 @@ class Memory:
 
     def take(self, request: Request) -> bool:
         """Pages for all tokens of ``request``; False, and nothing taken, if there are too few."""
+        return self._extend(request, request.table.pages_missing(request.num_tokens))
+
+    def grow(self, request: Request) -> bool:
+        """``take`` for one that will ask again: while pages are plenty it takes some ahead, and asks less."""
+        missing = request.table.pages_missing(request.num_tokens)
+        ahead = GROWTH_TOKENS // request.table.page_size
+        if 0 < missing < ahead and self.available > max(self.pages.total // 2, 64 * ahead):
+            missing = ahead
+        return self._extend(request, missing)
+
+    def _extend(self, request: Request, missing: int) -> bool:
         table = request.table
-        if request.num_tokens <= table.capacity:
+        if missing <= 0:
             return True
-        missing = table.pages_missing(request.num_tokens)
         if missing > self.available:
             return False
         if missing > self.pages.free:

@@ -14,12 +14,25 @@ from mmserve.engine.grammar.steering import Steering
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.radix import Keys, Node, Salt
 
+PATIENCE_S = 10.0  # a request without a deadline is due so long after it came
+ANSWER_WEIGHT = 2  # what a token of an answer counts beside one of a prompt (as in arXiv:2401.00588)
+
 
 class Status(Enum):
     WAITING = "waiting"  # holds nothing
     RUNNING = "running"  # holds pages, and features of items that are encoded and not yet computed
     PARKED = "parked"  # holds nothing, and lacks pixels of an item whose features were evicted
     FINISHED = "finished"  # holds nothing, and is in no queue
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One owner's: ``served`` is the weight of all tokens computed for it, its virtual time. Whoever has less
+    goes first (virtual token counter, arXiv:2401.00588)."""
+
+    owner: str = ""
+    served: int = 0
+    waiting: int = 0  # its requests in the queue
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +45,8 @@ class Request:
 
     ``token_ids`` holds the prompt and then what was generated. ``items[items_passed:items_held]`` are
     pinned in the encoder pool: encoded, and not computed whole yet. Preemption frees pages and pins
-    and starts again at 0 with all tokens known.
+    and starts again at 0 with all tokens known. ``account`` was charged for the tokens before ``paid_len``;
+    those computed again are free.
 
     ``items`` is the only holder of the items: each loses its pixels once they are not needed, so
     ``prepared`` is kept without them.
@@ -48,6 +62,10 @@ class Request:
     token_ids: npt.NDArray[np.int32] = field(init=False)
     num_tokens: int = field(init=False)
     prompt_len: int = field(init=False)
+    newest: int = -1  # the last token that was generated
+    due: float = field(init=False)
+    account: Account = field(default_factory=Account)
+    paid_len: int = 0
     seed: int = 0
     computed_len: int = 0
     ready_len: int = 0
@@ -57,6 +75,7 @@ class Request:
     awaited: "Request | None" = None  # computes what this one begins with
     items_passed: int = 0
     items_held: int = 0
+    full_at: int = 0  # the step in which its pages may be used up (see growth.py)
     preemptions: int = 0
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -72,15 +91,18 @@ class Request:
         self.token_ids[: self.prompt_len] = self.prepared.token_ids
         self.items = list(self.prepared.items)
         self.prepared = replace(self.prepared, items=())
+        deadline = self.prepared.deadline
+        self.due = self.arrived + PATIENCE_S if deadline is None else deadline
 
     @property
     def request_id(self) -> str:
         return self.prepared.request_id
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """The order of service: lower ``priority`` first, then first come."""
-        return (self.prepared.priority, self.arrival)
+    def rank(self) -> tuple[int, int, float, int]:
+        """The order of service at this moment: lower ``priority`` first, then the owner who was served
+        least, then who is due first: at its deadline or, without one, ``PATIENCE_S`` after it came."""
+        return (self.prepared.priority, self.account.served, self.due, self.arrival)
 
     @property
     def num_generated(self) -> int:
@@ -103,10 +125,22 @@ class Request:
             return prompt
         return np.concatenate((prompt, self.token_ids[self.prompt_len : stop].astype(np.int64)))
 
+    @property
+    def owed(self) -> int:
+        """The weight of all known tokens that the owner was not charged for."""
+        answer = self.num_tokens - max(self.paid_len, self.prompt_len)
+        prompt = self.num_tokens - self.paid_len - answer
+        return prompt + ANSWER_WEIGHT * answer
+
+    def pay(self) -> None:
+        self.account.served += self.owed
+        self.paid_len = self.num_tokens
+
     def begin_at(self, length: int) -> None:
         """The first ``length`` tokens are cached, and computing begins behind them."""
         self.pass_items(length)
         self.computed_len = length
+        self.paid_len = max(self.paid_len, length)
         if self.cached_len is None:
             self.cached_len = length
 
@@ -130,17 +164,19 @@ class Request:
                 self.items[index] = replace(item, pixels=pixels[item.digest])
 
     def append(self, token: int) -> None:
-        """Take a sampled token; afterwards ``finish_reason`` says whether it was the last one."""
+        """Take a token sampled after all that was known, which is computed therefore; afterwards
+        ``finish_reason`` says whether it was the last one."""
         ends = token in self.stop_ids and self.may_end
-        self.token_ids[self.num_tokens] = token
-        self.num_tokens += 1
+        self.computed_len = known = self.num_tokens
+        self.token_ids[known] = self.newest = token
+        self.num_tokens = known + 1
         if self.steering:
             self.steering.accept(token)
             if self.steering.free:
                 self.steering = None
         if ends:
             self.finish_reason = "stop"
-        elif self.num_generated >= self.max_tokens:
+        elif known + 1 - self.prompt_len >= self.max_tokens:
             self.finish_reason = "length"
 
     @property
@@ -171,42 +207,46 @@ class Chunk:
 
 
 class Batch:
-    """The chunks of one step, decodes first, and the tokens that it still has room for."""
+    """One step: ``decodes``, requests whose newest token is computed, before ``prompts``, chunks of others;
+    and ``room``, the tokens that could still be added."""
 
     def __init__(self, budget: int) -> None:
-        self.chunks: list[Chunk] = []
-        self.num_decodes = 0
+        self.decodes: list[Request] = []
+        self.prompts: list[Chunk] = []
         self.num_tokens = 0
         self.room = budget
 
     def __len__(self) -> int:
-        return len(self.chunks)
+        return len(self.decodes) + len(self.prompts)
 
     def __iter__(self) -> Iterator[Chunk]:
-        return iter(self.chunks)
+        """Decodes as chunks too, made for whoever asks: a thousand of them cost as much as all the rest."""
+        for request in self.decodes:
+            yield Chunk(request, request.num_tokens - 1, request.num_tokens, True)
+        yield from self.prompts
 
     @property
-    def decode_only(self) -> bool:
-        return self.num_decodes == len(self.chunks)
+    def sampling(self) -> list[Request]:
+        """The requests for which a token is sampled, in the order of their rows."""
+        return self.decodes + [chunk.request for chunk in self.prompts if chunk.samples]
 
     def leave_room(self, tokens: int) -> None:
         """Room for ``tokens`` more at most."""
         self.room = min(self.room, tokens)
 
-    def add_decode(self, request: Request) -> None:
-        """The newest token of ``request``. All decodes are added before the first prompt."""
-        self.num_decodes += 1
-        self._add(Chunk(request, request.computed_len, request.num_tokens, True))
+    def add_decodes(self, requests: list[Request]) -> None:
+        """The newest tokens of ``requests``, as many as there is room for."""
+        self.decodes = requests[: self.room]
+        self.num_tokens += len(self.decodes)
+        self.room -= len(self.decodes)
 
     def add_prompt(self, request: Request, stop: int) -> None:
         """Tokens from where ``request`` stands up to ``stop``, if that is any."""
-        if request.computed_len < stop:
-            self._add(Chunk(request, request.computed_len, stop, stop == request.num_tokens))
-
-    def _add(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        self.num_tokens += len(chunk)
-        self.room -= len(chunk)
+        start = request.computed_len
+        if start < stop:
+            self.prompts.append(Chunk(request, start, stop, stop == request.num_tokens))
+            self.num_tokens += stop - start
+            self.room -= stop - start
 
 
 def common_len(one: Request, other: Request) -> int:

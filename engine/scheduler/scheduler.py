@@ -1,16 +1,21 @@
 """Which tokens of which requests the next step computes. No torch, no pictures: arithmetic on queues."""
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator
+from itertools import islice
 
 from mmserve.core.config import SchedulerOptions
-from mmserve.core.errors import Overloaded
 from mmserve.core.messages import FinishReason, VisionItem
+from mmserve.engine.scheduler.deadlines import Deadlines
 from mmserve.engine.scheduler.features import Features
+from mmserve.engine.scheduler.growth import Growth
 from mmserve.engine.scheduler.memory import Memory
 from mmserve.engine.scheduler.request import Batch, Request, Status, common_len
+from mmserve.engine.scheduler.waiting import WaitingQueue
 
 HEADROOM_TOKENS = 32  # room that a new request leaves each running one to grow, lest it be preempted soon
+AHEAD = (
+    32  # waiting requests that are looked at before their time; a step does not cost more for a long queue
+)
 
 
 class Scheduler:
@@ -19,54 +24,66 @@ class Scheduler:
     Pages: a request is admitted when pages for all its known tokens are to be had, and takes them at
     once, so a prefill never stops for want of pages and tends to lie in one run. Only decodes ask for
     more; when there are none, the last request in rank order gives up its own (preemption; the prefix
-    cache keeps what it can) and waits again. The first in rank order can always go on, so everything
-    finishes.
+    cache keeps what it can) and waits again. That is never the first in rank order while another runs,
+    and one alone has room: so the first can always go on. Its owner's rank falls only by tokens computed,
+    while those who wait keep theirs: so everything finishes.
+
+    Cost: a decode is looked at when it begins, when its pages are used up, and when it ends; between
+    these it is in ``decoding``, and a step takes that list as it is.
     """
 
-    def __init__(self, options: SchedulerOptions, memory: Memory, features: Features) -> None:
+    def __init__(
+        self, options: SchedulerOptions, memory: Memory, features: Features, several_owners: bool = False
+    ) -> None:
         self.options = options
         self.memory = memory
         self.features = features
-        self.running: list[Request] = []  # in rank order
-        self.waiting: list[Request] = []  # in rank order
+        self.decoding: list[Request] = []  # running: only the newest token is left to compute
+        self.prefilling: list[Request] = []  # running: more is
+        self.waiting = WaitingQueue(options.max_waiting, several_owners)
         self.parked: list[Request] = []  # until their pixels are supplied
         self.preemptions = 0
+        self._growth = Growth()
+        self._deadlines = Deadlines()
+        self._next: list[Request] | None = None  # the first of ``waiting``; None once that has changed
 
     # ------------------------------------------------------------ the policy
 
     def schedule(self, prompt_tokens: int | None = None) -> Batch:
         """The next step: every decode, then chunks of prompts under way, then new requests; these two get
         at most ``prompt_tokens`` of the budget (None: all that the decodes leave, 0: nothing)."""
+        self._grow_decodes()
         batch = Batch(self.options.step_tokens)
-        for request in self._decoding():
-            if batch.room and self._grow(request):
-                batch.add_decode(request)
+        batch.add_decodes(self.decoding)
         if prompt_tokens is not None:
             batch.leave_room(prompt_tokens)
-        for request in self._prefilling():
+        for request in sorted(self.prefilling, key=_rank):
             if batch.room:
                 batch.add_prompt(request, self._chunk_stop(request, batch.room))
         while batch.room and (admitted := self._admit()):
             batch.add_prompt(admitted, self._chunk_stop(admitted, batch.room))
         return batch
 
+    def _grow_decodes(self) -> None:
+        """Pages for the newest token of every decode, taken from the last in rank when there are none."""
+        for request in self._growth.next_step():
+            while request.status is Status.RUNNING and not self.memory.grow(request):
+                self._preempt(max(self.running, key=_rank))
+            if request.status is Status.RUNNING:
+                request.pay()
+                self._growth.watch(request)
+
     def _chunk_stop(self, request: Request, room: int) -> int:
         """As far as the budget goes, and not into an item that is not encoded."""
         self.features.claim(request)
         return min(request.computed_len + room, request.ready_len)
 
-    def _grow(self, request: Request) -> bool:
-        """Hold pages for all tokens of ``request``, taken from the last in rank; False if that is itself."""
-        while request.status is Status.RUNNING and not self.memory.take(request):
-            self._preempt(self.running[-1])
-        return request.status is Status.RUNNING
-
     def _admit(self) -> Request | None:
         """Start the first waiting request, unless what it begins with is being computed by another, if it
-        fits and leaves the running ones room to grow."""
-        if len(self.running) >= self.options.max_running:
+        fits and leaves the running ones room to grow. Its owner pays for the prompt at once."""
+        if not self.waiting or self.num_running >= self.options.max_running:
             return None
-        request = next((r for r in self.waiting if not self._awaits_prefix(r)), None)
+        request = next((r for r in islice(self.waiting, AHEAD) if not self._awaits_prefix(r)), None)
         if request is None:
             return None
         self.memory.share(request)
@@ -74,15 +91,16 @@ class Scheduler:
             self.memory.drop(request)
             return None
         self.memory.take(request)
-        _remove(self.waiting, request)
+        self._leave_queue(request)
         request.begin_at(request.shared_len)
+        request.pay()
         request.status = Status.RUNNING
-        _insert(self.running, request)
+        self.prefilling.append(request)
         return request
 
     def _fits(self, request: Request) -> bool:
         needed = request.table.pages_missing(request.num_tokens)
-        headroom = len(self.running) * -(-HEADROOM_TOKENS // request.table.page_size)
+        headroom = self.num_running * -(-HEADROOM_TOKENS // request.table.page_size)
         return needed + headroom <= self.memory.available
 
     def _awaits_prefix(self, request: Request) -> bool:
@@ -90,21 +108,20 @@ class Scheduler:
         will publish it in a few steps."""
         if request.awaited is None or not _prefills(request.awaited):
             request.awaited = None  # lest those who come one after the other keep each other in memory
-            others = list(self._prefilling())
-            known = request.num_tokens + (self.memory.cached_len(request) if others else 0)
-            request.awaited = next((r for r in others if 2 * common_len(r, request) > known), None)
+            known = request.num_tokens + (self.memory.cached_len(request) if self.prefilling else 0)
+            request.awaited = next((r for r in self.prefilling if 2 * common_len(r, request) > known), None)
         return request.awaited is not None
 
     def _preempt(self, request: Request) -> None:
+        request.pay()
         self._drop(request)
-        request.status = Status.WAITING
         request.preemptions += 1
         self.preemptions += 1
         self._wait(request)
 
     def next_items(self, tokens: int) -> list[VisionItem]:
         """Items that can be encoded and are not, about ``tokens`` of vision tokens: those of running
-        requests in rank order, then those of requests that could be admitted now."""
+        requests in rank order, then those of the next requests that could be admitted now."""
         wanted: list[VisionItem] = []
         for request in self._soon():
             for item in request.items[request.items_held :]:
@@ -138,66 +155,84 @@ class Scheduler:
     def unpark(self, request: Request) -> None:
         """Queue a parked request again, in its old rank: its pixels are here."""
         self.parked.remove(request)
-        request.status = Status.WAITING
         self._wait(request)
 
     def add(self, request: Request) -> None:
-        """Queue a new request; Overloaded when the queue is full."""
-        if len(self.waiting) >= self.options.max_waiting:
-            raise Overloaded(
-                f"{len(self.waiting)} requests are waiting, the most this server queues; try again later"
-            )
+        """Queue a new request; Overloaded when the queue is full, or its owner's share of it."""
+        self.waiting.check_room(request)
+        self._deadlines.add(request)
         self._wait(request)
+
+    def passed_deadlines(self, now: float) -> list[Request]:
+        """Requests whose deadline passed before their first token, told once; the caller finishes them.
+        ``now`` is on the clock of the deadlines."""
+        return self._deadlines.passed(now)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Free all that ``request`` holds, whatever its state; once finished, it stays as it is."""
         if request.status is Status.FINISHED:
             return
+        self._deadlines.remove(request)
+        if request.status is Status.RUNNING:
+            request.pay()
         self._leave_queue(request, sound=reason != "error")
         request.status = Status.FINISHED
         request.finish_reason = reason
 
     def advance(self, batch: Batch) -> None:
         """The chunks of ``batch`` were computed. Requests that finished meanwhile are passed over."""
-        for chunk in batch:
-            if chunk.request.status is Status.RUNNING:
-                chunk.request.computed_len = chunk.stop
-                self.features.release_computed(chunk.request)
-                if len(chunk) > 1:
-                    self.memory.publish(chunk.request)
+        for chunk in batch.prompts:
+            request = chunk.request
+            if request.status is Status.RUNNING:
+                request.computed_len = chunk.stop
+                self.features.release_computed(request)
+                self.memory.publish(request)
+                if chunk.samples:
+                    self._begin_decoding(request)
+
+    def _begin_decoding(self, request: Request) -> None:
+        self.prefilling.remove(request)
+        self.decoding.append(request)
+        self._growth.watch(request)
+
+    @property
+    def running(self) -> list[Request]:
+        return self.decoding + self.prefilling
+
+    @property
+    def num_running(self) -> int:
+        return len(self.decoding) + len(self.prefilling)
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything to compute; parked requests alone are none."""
-        return bool(self.running or self.waiting)
+        return bool(self.decoding or self.prefilling or self.waiting)
 
     def check_integrity(self) -> None:
         """AssertionError unless every page has one owner and every request is where it belongs."""
         self.memory.check_integrity(self.running)
+        self.waiting.check_integrity()
+        self._growth.check_integrity(self.decoding)
         assert all(r.status is Status.RUNNING for r in self.running)
         assert all(r.status is Status.WAITING for r in self.waiting)
         assert all(r.status is Status.PARKED for r in self.parked)
-        for request in self.waiting + self.parked:
+        assert all(r.decoding for r in self.decoding), "a prompt among the decodes"
+        assert not any(r.decoding for r in self.prefilling), "a decode among the prompts"
+        assert all(r.items_held == len(r.items) for r in self.decoding), "a decode that needs a picture"
+        for request in (*self.waiting, *self.parked):
             assert not request.table.runs, "a waiting one holds pages"
             assert request.node is None, "a waiting one holds a prefix"
             assert request.items_held == request.items_passed, "a waiting one holds items"
-        for queue in (self.running, self.waiting):
-            assert queue == sorted(queue, key=_rank), "a queue out of order"
 
-    # ------------------------------------------------------------ queues
-
-    def _decoding(self) -> Iterator[Request]:
-        """Running requests with one token to compute; those preempted on the way are left out."""
-        return (r for r in tuple(self.running) if r.decoding and r.status is Status.RUNNING)
-
-    def _prefilling(self) -> Iterator[Request]:
-        return (r for r in tuple(self.running) if not r.decoding)
+    # ------------------------------------------------------------ who may have items to come
 
     def _soon(self) -> Iterator[Request]:
-        """Requests that have items to come: running ones, and the waiting ones whose pages are free now."""
-        yield from [r for r in self.running if r.items_held < len(r.items)]
+        """Requests with items to come: running ones, and the next waiting ones whose pages are free now."""
+        yield from [r for r in sorted(self.prefilling, key=_rank) if r.items_held < len(r.items)]
+        if self._next is None:
+            self._next = list(islice(self.waiting, AHEAD))
         free = self.memory.available
-        for request in self.waiting:
+        for request in self._next:
             free -= request.table.pages_missing(request.num_tokens)
             if free < 0:
                 return
@@ -207,7 +242,9 @@ class Scheduler:
     # ------------------------------------------------------------ in and out of the queues
 
     def _wait(self, request: Request) -> None:
-        _insert(self.waiting, request)
+        request.status = Status.WAITING
+        self.waiting.add(request)
+        self._next = None
         request.pass_items(self.memory.cached_len(request))
 
     def _leave_queue(self, request: Request, sound: bool = True) -> None:
@@ -215,29 +252,22 @@ class Scheduler:
         if request.status is Status.RUNNING:
             self._drop(request, sound)
         elif request.status is Status.WAITING:
-            _remove(self.waiting, request)
+            self.waiting.remove(request)
+            self._next = None
         else:
             self.parked.remove(request)
 
     def _drop(self, request: Request, sound: bool = True) -> None:
         """Take from a running request all that it holds; what is ``sound`` of it, others may share."""
-        _remove(self.running, request)
+        (self.decoding if request in self.decoding else self.prefilling).remove(request)
         self.memory.drop(request, publish=sound)
         self.features.release(request)
-        request.computed_len = 0
+        request.computed_len = request.full_at = 0
 
 
 def _prefills(request: Request) -> bool:
     return request.status is Status.RUNNING and not request.decoding
 
 
-def _rank(request: Request) -> tuple[int, int]:
+def _rank(request: Request) -> tuple[int, int, float, int]:
     return request.rank
-
-
-def _insert(queue: list[Request], request: Request) -> None:
-    insort(queue, request, key=_rank)
-
-
-def _remove(queue: list[Request], request: Request) -> None:
-    del queue[bisect_left(queue, request.rank, key=_rank)]

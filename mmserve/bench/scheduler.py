@@ -61,7 +61,7 @@ def _filled(running: int) -> Scheduler:
     scheduler = Scheduler(options, memory, NoPictures())
     for number in range(running):
         scheduler.add(_request(number))
-    while not all(r.decoding for r in scheduler.running) or scheduler.waiting:
+    while scheduler.prefilling or scheduler.waiting:
         batch = _schedule(scheduler)
         scheduler.advance(batch)
         _append(batch)
@@ -92,9 +92,8 @@ def _schedule(scheduler: Scheduler) -> Batch:
 
 
 def _append(batch: Batch) -> None:
-    for chunk in batch:
-        if chunk.samples:
-            chunk.request.append(TOKEN)
+    for request in batch.sampling:
+        request.append(TOKEN)
 
 
 def _timed(times: list[float], work: Callable[[], Any]) -> Any:
