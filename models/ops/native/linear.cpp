@@ -1,8 +1,8 @@
 // y = act(x @ W^T + b): weights stay bf16 in memory and are widened to float32 on their way into the sums.
 //
 // W [outputs, inputs] is packed into panels of 32 outputs: [panels][inputs] rows of 16 words, where word j holds
-// output j in its lower half and output j + 16 in its upper half, so that a shift and a mask widen both. Few rows
-// of x read each panel once, as it lies; with many, a block of it is widened into the cache first and used by all.
+// output j in its lower half and output j + 16 in its upper half, so that a shift and a mask widen both. Up to
+// kRows rows of x read each panel once, as it lies in memory; more find it in the cache.
 //
 // Every element of y is one chain of fused multiply-adds over k = 0, 1, 2 ... whatever the number of rows, of
 // threads and the path: a row's result does not depend on what else is in the batch.
@@ -13,8 +13,6 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
-#include <memory>
-#include <new>
 #include <utility>
 
 #include "activations.h"
@@ -31,11 +29,13 @@ constexpr int kPairs = 16;           // words in a row of a panel
 constexpr int kWidth = 2 * kPairs;   // outputs of a panel
 constexpr int kRun = 16;             // inputs of one row of x that lie together when x is laid out for the kernel
 constexpr int kDepth = 384;          // inputs between two visits to the sums; a multiple of kRun
-constexpr int kMostRows = 504;       // rows of x that are laid out at once
+constexpr int kAhead = 64;           // rows of a panel to fetch in advance: a page of memory
+constexpr int kGroup = 4;            // panels that a thread takes at a time when there are many rows
 constexpr int kOwnRows = 64;         // up to here each thread lays x out for itself instead of waiting for others
-constexpr int kAhead = 32;           // rows of a panel to fetch in advance
+constexpr long kPieceFloats = 384 << 10;  // of x that are laid out at once: more would not stay in the cache
+constexpr long kSliceFloats = 96 << 10;   // of x that one panel after the other may pass through
 #if defined(__AVX512F__)
-constexpr int kRows = 12;            // rows of x in the kernel: 24 vectors of sums, of 32 registers
+constexpr int kRows = 14;            // rows of x in the kernel: 28 vectors of sums, of 32 registers
 #elif defined(__AVX2__)
 constexpr int kRows = 6;
 #else
@@ -80,17 +80,13 @@ struct Pair {
     Floats low, high;
 };
 
-// 2 * kLanes outputs of one k: widened on the way, or from a block that was widened before.
-template <bool Wide> inline Pair weights(const uint32_t* w) {
-    if constexpr (Wide) return {load<Floats>(w), load<Floats>(w + kPairs)};
+inline Pair widen_pairs(const uint32_t* w) {
     const Words words = load<Words>(w);
     return {as<Floats>(words << 16), as<Floats>(words & 0xffff0000u)};
 }
 
 // sums[R, 32] += x[R, depth] @ w[depth, 2 * kLanes], from nothing if ``first``. x lies in runs [depth / 16][R][16].
-template <int R, bool Wide>
-void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first) {
-    constexpr int stride = Wide ? kWidth : kPairs;
+template <int R> void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first) {
     Floats low[R], high[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -98,9 +94,9 @@ void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first
         high[r] = first ? Floats{} : load<Floats>(sums + r * kWidth + kPairs);
     }
     const auto step = [&](const float* at) __attribute__((always_inline)) {
-        const Pair pair = weights<Wide>(w);
-        if constexpr (!Wide) __builtin_prefetch(w + kAhead * kPairs);
-        w += stride;
+        const Pair pair = widen_pairs(w);
+        __builtin_prefetch(w + kAhead * kPairs);
+        w += kPairs;
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const float value = at[r * kRun];
@@ -122,16 +118,14 @@ void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first
 
 using Tile = void (*)(const float*, const uint32_t*, float*, long, bool);
 
-template <bool Wide, int... R> constexpr std::array<Tile, sizeof...(R)> tiles(std::integer_sequence<int, R...>) {
-    return {tile<R + 1, Wide>...};
+template <int... R> constexpr std::array<Tile, sizeof...(R)> tiles(std::integer_sequence<int, R...>) {
+    return {tile<R + 1>...};
 }
-constexpr auto kNarrowTiles = tiles<false>(std::make_integer_sequence<int, kRows>());
-constexpr auto kWideTiles = tiles<true>(std::make_integer_sequence<int, kRows>());
+constexpr auto kTiles = tiles(std::make_integer_sequence<int, kRows>());
 
 // The kernel over all 32 outputs of a panel, as many at a time as the vectors hold.
-inline void multiply(bool wide, long rows, const float* x, const uint32_t* w, float* sums, long depth, bool first) {
-    const Tile kernel = (wide ? kWideTiles : kNarrowTiles)[rows - 1];
-    for (int v = 0; v < kPairs; v += kLanes) kernel(x, w + v, sums + v, depth, first);
+inline void multiply(long rows, const float* x, const uint32_t* w, float* sums, long depth, bool first) {
+    for (int v = 0; v < kPairs; v += kLanes) kTiles[rows - 1](x, w + v, sums + v, depth, first);
 }
 
 // ---- rows of x -------------------------------------------------------------------------------------------------
@@ -160,9 +154,9 @@ void lay_out(const Call& c, const Blocks& blocks, long b, float* to) {
     }
 }
 
-// ---- the two ways through the panels ---------------------------------------------------------------------------
+// ---- from sums to y ---------------------------------------------------------------------------------------------
 
-// Bias, activation and the one rounding of sums [rows, 32] of panel ``p`` into y, from row ``first`` on.
+// Bias, activation and the one rounding of the sums [rows, 32] of panel ``p`` into y, from row ``first`` on.
 void finish(const Call& c, long p, const float* sums, long first, long rows) {
     const long begin = p * kWidth, width = std::min<long>(kWidth, c.outputs - begin);
     alignas(64) float bias[kWidth] = {};
@@ -174,67 +168,39 @@ void finish(const Call& c, long p, const float* sums, long first, long rows) {
             store(line + j, narrow(activated(sum, c.act)));
         }
         bf16* to = c.y + (first + r) * c.outputs + begin;
-        if (width == kWidth) std::memcpy(to, line, sizeof line);
-        else std::memcpy(to, line, width * sizeof(bf16));
+        std::memcpy(to, line, width * sizeof(bf16));
     }
 }
 
-// Each panel is read once, by all rows together (a second block of rows finds it in the cache).
-void stream(const Call& c, const Blocks& blocks, const float* x, float* sums, long begin, long end) {
-    const long row = padded(c.inputs);
-    for (long p = begin; p < end; ++p) {
+// Panels begin to end, one after the other or ``sideways``: kDepth inputs of all of them, then the next kDepth,
+// so that the slice of x stays in the cache. ``sums`` has room for the rows of one panel, or of all.
+void multiply_panels(const Call& c, const Blocks& blocks, const float* x, float* sums, long begin, long end,
+                     bool sideways) {
+    const long row = padded(c.inputs), tiles = c.rows * kWidth;
+    const long group = sideways ? end - begin : 1;
+    for (; begin < end; begin += group) {
         for (long k = 0; k < c.inputs; k += kDepth) {
             const long depth = std::min<long>(kDepth, c.inputs - k);
-            for (long b = 0; b < blocks.count; ++b) {
-                const long first = blocks.start(b), size = blocks.size(b);
-                multiply(false, size, x + first * row + k * size, c.panel(p) + k * kPairs,
-                         sums + first * kWidth, depth, k == 0);
-            }
-        }
-        finish(c, p, sums, 0, c.rows);
-    }
-}
-
-void widen_block(const uint32_t* from, float* to, long depth) {
-    for (long k = 0; k < depth; ++k, from += kPairs, to += kWidth) {
-        for (int v = 0; v < kPairs; v += kLanes) {
-            const Pair pair = weights<false>(from + v);
-            store(to + v, pair.low);
-            store(to + v + kPairs, pair.high);
-        }
-    }
-}
-
-// Blocks of a panel are widened once and used by all rows; the next one is fetched meanwhile.
-void reuse(const Call& c, const Blocks& blocks, const float* x, float* sums, float* wide, long begin, long end) {
-    const long row = padded(c.inputs), tiles = c.rows * kWidth;
-    for (long k = 0; k < c.inputs; k += kDepth) {
-        const long depth = std::min<long>(kDepth, c.inputs - k);
-        for (long p = begin; p < end; ++p) {
-            widen_block(c.panel(p) + k * kPairs, wide, depth);
-            const bool wraps = p + 1 == end;
-            const uint32_t* next = c.panel(wraps ? begin : p + 1) + (wraps ? k + depth : k) * kPairs;
-            const long share = (depth + blocks.count - 1) / blocks.count;
-            for (long b = 0; b < blocks.count; ++b) {
-                for (long i = 0; i < share; ++i) __builtin_prefetch(next + (b * share + i) * kPairs, 0, 2);
-                const long first = blocks.start(b), size = blocks.size(b);
-                float* at = sums + (p - begin) * tiles + first * kWidth;
-                multiply(true, size, x + first * row + k * size, reinterpret_cast<const uint32_t*>(wide), at,
-                         depth, k == 0);
-                if (k + depth == c.inputs) finish(c, p, at, first, size);
+            for (long p = begin; p < begin + group; ++p) {
+                for (long b = 0; b < blocks.count; ++b) {
+                    const long first = blocks.start(b), size = blocks.size(b);
+                    float* at = sums + (p - begin) * tiles + first * kWidth;
+                    multiply(size, x + first * row + k * size, c.panel(p) + k * kPairs, at, depth, k == 0);
+                    if (k + depth == c.inputs) finish(c, p, at, first, size);
+                }
             }
         }
     }
 }
 
-thread_local Scratch own_x, own_sums, own_block;
+thread_local Scratch own_x, own_sums;
 
-// At most kMostRows rows. Threads take a few panels at a time, so that one that is held up holds up no other.
+// One piece of the rows. Threads take a few panels at a time, so that one that is held up holds up no other.
 void run(const Call& c, int threads) {
     const Blocks blocks(c.rows);
     const long count = c.count(), floats = c.rows * padded(c.inputs);
-    const bool streams = blocks.count <= 2, shared = c.rows > kOwnRows;
-    const long grain = std::clamp<long>(count / (threads * 8), 1, streams ? 16 : 4);
+    const bool shared = c.rows > kOwnRows, sideways = floats > kSliceFloats;
+    const long grain = std::clamp<long>(count / (threads * 8), 1, c.rows <= kOwnRows ? 16 : kGroup);
     float* together = shared ? own_x.of(floats) : nullptr;
     std::atomic<long> taken{0};
 #pragma omp parallel num_threads(threads)
@@ -246,14 +212,22 @@ void run(const Call& c, int threads) {
         } else {
             for (long b = 0; b < blocks.count; ++b) lay_out(c, blocks, b, x);
         }
-        float* sums = own_sums.of(c.rows * kWidth * (streams ? 1 : grain));
-        float* wide = own_block.of(kDepth * kWidth);
-        for (long p; (p = taken.fetch_add(grain)) < count;) {
-            const long end = std::min(p + grain, count);
-            if (streams) stream(c, blocks, x, sums, p, end);
-            else reuse(c, blocks, x, sums, wide, p, end);
-        }
+        float* sums = own_sums.of(c.rows * kWidth * (sideways ? grain : 1));
+        for (long p; (p = taken.fetch_add(grain)) < count;)
+            multiply_panels(c, blocks, x, sums, p, std::min(p + grain, count), sideways);
     }
+}
+
+// Whole large pages within memory that nobody has touched yet: fewer misses of the table of addresses.
+void ask_for_large_pages(void* memory, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    constexpr uintptr_t page = 2 << 20;
+    const uintptr_t at = reinterpret_cast<uintptr_t>(memory);
+    const uintptr_t begin = (at + page - 1) / page * page, end = (at + bytes) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
 }
 
 }  // namespace
@@ -264,6 +238,7 @@ using namespace mmserve;
 // Whole panels of 32 outputs: weight [outputs, inputs] -> [ceil(outputs / 32), inputs, 32], zeros behind the last.
 MMSERVE_EXPORT void linear_pack(const bf16* weight, long outputs, long inputs, bf16* panels, int threads) {
     const long count = (outputs + kWidth - 1) / kWidth;
+    ask_for_large_pages(panels, count * inputs * kWidth * sizeof(bf16));
 #pragma omp parallel for num_threads(threads)
     for (long p = 0; p < count; ++p) {
         const long width = std::min<long>(kWidth, outputs - p * kWidth);
@@ -279,7 +254,8 @@ MMSERVE_EXPORT void linear_pack(const bf16* weight, long outputs, long inputs, b
 // be null. y lies in one piece.
 MMSERVE_EXPORT void linear_run(const bf16* x, long stride, long rows, long inputs, const bf16* panels, long outputs,
                                const bf16* bias, int act, bf16* y, int threads) {
-    const long pieces = (rows + kMostRows - 1) / kMostRows;
+    const long most = std::clamp<long>(kPieceFloats / inputs, 8 * kRows, 36 * kRows);
+    const long pieces = (rows + most - 1) / most;
     for (long i = 0; i < pieces; ++i) {
         const long first = i * rows / pieces, end = (i + 1) * rows / pieces;
         run({x + first * stride, stride, end - first, inputs, reinterpret_cast<const uint32_t*>(panels), outputs,

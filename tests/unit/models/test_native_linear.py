@@ -1,5 +1,7 @@
 """The native linear layer against float64, and the same bits whatever stands beside a row."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from mmserve.models.ops.registry import choose_ops
 
 CPU = torch.device("cpu")
 LINEAR = NativeLinear()
+CPUINFO = Path("/proc/cpuinfo")
+X86_FMA = CPUINFO.exists() and {"avx2", "fma", "bmi2"} <= set(CPUINFO.read_text().split())
 ROWS = [*range(1, 71), 128, 504, 505, 513, 1100]
 
 
@@ -33,6 +37,11 @@ def threads():
 def compiler():
     if reason := LINEAR.unusable(torch.bfloat16):
         pytest.skip(reason)
+
+
+def forget():
+    for cached in (library.load, library._folder, library._version, native._kernels):
+        cached.cache_clear()
 
 
 def weights(outputs, inputs):
@@ -120,6 +129,23 @@ def test_any_number_of_threads_gives_the_same_bits(rows):
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.skipif(not X86_FMA, reason="the builds are for x86-64 with AVX2 and FMA")
+@pytest.mark.parametrize(("build", "same_bits"), [("x86-64-v3", True), ("x86-64", False)])
+def test_builds_for_older_cpus_give_the_same(build, same_bits, tmp_path, monkeypatch):
+    (weight, bias), x = weights(77, 801), torch.randn(30, 801).bfloat16()
+    own = LINEAR(x, LINEAR.pack(weight), bias, "gelu")
+    flags = tuple(f"-march={build}" if flag == "-march=native" else flag for flag in library.FLAGS)
+    monkeypatch.setattr(library, "FLAGS", flags)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget()
+    older = LINEAR(x, LINEAR.pack(weight), bias, "gelu")
+    alone = LINEAR(x[7:8], LINEAR.pack(weight), bias, "gelu")
+    forget()
+    assert torch.equal(older[7:8], alone)
+    assert_rounded(older, exact(x, weight, bias, "gelu"))
+    assert not same_bits or torch.equal(older, own), "where multiply-add is fused the sums are the same"
+
+
 def test_packed_weights_keep_every_value_and_the_true_number_of_outputs():
     weight, _ = weights(45, 9)
     packed = LINEAR.pack(weight)
@@ -179,10 +205,6 @@ def test_float32_stays_with_onednn():
 
 @pytest.fixture
 def no_compiler(monkeypatch, tmp_path):
-    def forget():
-        for cached in (library.load, library._folder, library._version, native._kernels):
-            cached.cache_clear()
-
     forget()
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
