@@ -86,8 +86,7 @@ struct Weight {
 
 // ---------------------------------------------------------------- quantising
 
-// Rounded where it stands: the product never becomes part of a fused multiply-add, which the compiler would
-// choose for some numbers of rows and not for others.
+// Rounded where it stands: the compiler may not make it part of a fused multiply-add here and not there.
 inline Floats product(Floats a, float b) {
     Floats c = a * b;
 #if defined(__x86_64__)
@@ -98,6 +97,17 @@ inline Floats product(Floats a, float b) {
     asm("" : "+m"(c));
 #endif
     return c;
+}
+
+// a * b + c, rounded once where the CPU can, twice where it cannot: the same for any number of rows.
+inline Floats fused(Floats a, float b, Floats c) {
+#if defined(__AVX512F__)
+    return as<Floats>(_mm512_fmadd_ps(as<__m512>(a), _mm512_set1_ps(b), as<__m512>(c)));
+#elif defined(__FMA__) && defined(__AVX2__)
+    return as<Floats>(_mm256_fmadd_ps(as<__m256>(a), _mm256_set1_ps(b), as<__m256>(c)));
+#else
+    return product(a, b) + c;
+#endif
 }
 
 // The largest magnitude, by its bits: these order floats, infinity above all numbers and NaN above infinity.
@@ -170,7 +180,11 @@ template <int M>
 void multiply(const uint8_t* w, const int8_t* x, int64_t stride, int64_t steps, const float* scales,
               const int32_t* sums, int64_t groups, bool first, float* y) {
     for (int part = 0; part < kBlock; part += kWide) {
-        Ints acc[M][kVectors] = {};
+        Ints acc[M][kVectors];
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; v++) acc[m][v] = Ints{} - sums[m * groups];
         const uint8_t* from = w + 4 * part;
         const int8_t* three[(M + 2) / 3];  // every third row: the two behind it are a stride away
         for (int i = 0; i < (M + 2) / 3; i++) three[i] = x + 3 * i * stride;
@@ -191,9 +205,8 @@ void multiply(const uint8_t* w, const int8_t* x, int64_t stride, int64_t steps, 
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; v++) {
                 float* to = y + m * kBlock + part + v * kLanes;
-                const Floats dots = __builtin_convertvector(acc[m][v] - sums[m * groups], Floats);
-                const Floats sum = product(dots, scales[m * groups]);
-                store(to, first ? sum : load<Floats>(to) + sum);
+                const Floats dots = __builtin_convertvector(acc[m][v], Floats);
+                store(to, fused(dots, scales[m * groups], first ? Floats{} : load<Floats>(to)));
             }
         }
     }
