@@ -14,11 +14,11 @@ from mmserve.core.errors import ConfigError
 # in which neighbours in a batch cannot tip a greedy choice.
 SMALL = {
     "dtype": "float32",
-    "kv_cache_mib": 8,
+    "kv_cache_mib": 4,
     "encoder_cache_mib": 1,
     "pixel_cache_mib": 1,
     "early_answers_mib": 1,
-    "max_running": 12,
+    "max_running": 16,
     "drain_s": 5,
 }
 SECTIONS = ("model", "cache", "scheduler", "runner", "media", "server")
