@@ -14,7 +14,7 @@ from mmserve.core.errors import ConfigError, ModelLoadError
 from mmserve.models.config import ModelConfig, read_config, read_normalization
 from mmserve.models.forward import LanguageModel, VisionEncoder
 from mmserve.models.hub import resolve
-from mmserve.models.layers.base import Placement, prepare, slots
+from mmserve.models.layers.base import Filling, Placement
 from mmserve.models.ops.registry import choose_ops
 from mmserve.models.weights import fill_dummy, load_weights
 
@@ -86,16 +86,14 @@ def load_model(options: ModelOptions, *, linear_backend: str = "auto", seed: int
     encoder: nn.Module = _imported(family.encoder)(
         config.vision, read_normalization(folder, config.family), place
     )
-    targets = slots(language, "language") | slots(encoder, "visual")
+    filling = Filling({"language": language, "visual": encoder})
+    count = sum(view.numel() for view in filling.views.values())
     if dummy:
-        fill_dummy(targets, seed)
+        fill_dummy(filling.views, filling.filled, seed)
     else:
         tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-        load_weights(folder, targets, family.renames, optional=tied)
-    count = sum(view.numel() for view in targets.values())
-    del targets
-    prepare(language)
-    prepare(encoder)
+        load_weights(folder, filling.views, filling.filled, family.renames, optional=tied)
+    filling.finish()
     log.info(
         "loaded %s: %s, %.1f M parameters in %s on %s, %.1f s",
         *(options.model, config.family, count / 1e6, dtype, device, time.monotonic() - started),

@@ -1,7 +1,7 @@
 """From safetensors files into a model's parameters, tensor by tensor; or random weights of the same shape."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -27,10 +27,12 @@ _DUMMY_BLOCK = (1 << 20) - 3  # a prime, so that no tensor repeats with the peri
 def load_weights(
     folder: Path,
     targets: Mapping[str, torch.Tensor],
+    filled: Callable[[str], None],
     renames: Iterable[tuple[str, str]] = (),
     optional: Iterable[str] = (),
 ) -> None:
-    """Copy every tensor of the checkpoint in ``folder`` into the view that ``targets`` gives for it.
+    """Copy every tensor of the checkpoint in ``folder`` into the view that ``targets`` gives for it, and tell
+    ``filled`` its name, after which the view is nobody's here.
 
     Keys of ``targets`` are the models' own names; ``renames`` are the family's (ours, checkpoint's)
     parts of names. ``optional`` tensors of the checkpoint are passed over. All names and shapes are
@@ -43,11 +45,12 @@ def load_weights(
     by_file: dict[Path, list[str]] = {}
     for name in names:
         by_file.setdefault(files[name], []).append(name)
-    views = {name: targets[ours] for name, ours in names.items()}
     for path, wanted in by_file.items():
-        _check_shapes(path, wanted, views)
+        _check_shapes(path, {name: targets[names[name]].shape for name in wanted})
     for path, wanted in by_file.items():
-        _read(path, wanted, views)
+        for name, tensor in _tensors(path, wanted):
+            targets[names[name]].copy_(tensor)
+            filled(names[name])
 
 
 def shard_map(folder: Path) -> dict[str, Path]:
@@ -79,17 +82,24 @@ def checkpoint_names(
     return {_checkpoint_name(name, layout, renames): name for name in ours}
 
 
-def fill_dummy(targets: Mapping[str, torch.Tensor], seed: int = 0) -> None:
+def fill_dummy(targets: Mapping[str, torch.Tensor], filled: Callable[[str], None], seed: int = 0) -> None:
     """Random weights: normal with deviation 0.02, norms 1. Equal for equal seeds; memory speed, since each
-    tensor is cut from one block of random numbers at a place that its name gives."""
+    tensor is cut from one block of random numbers at a place that its name gives. ``filled`` as above."""
     block = torch.randn(_DUMMY_BLOCK, generator=torch.Generator().manual_seed(seed)) * 0.02
     blocks: dict[torch.dtype, torch.Tensor] = {}
-    for name, view in targets.items():
-        if view.dim() == 1 and name.endswith("weight"):
-            view.fill_(1.0)
-            continue
-        source = blocks.setdefault(view.dtype, block.to(view.dtype))
-        _tile(view.view(-1), source, int.from_bytes(hashlib.blake2b(name.encode()).digest()[:4], "little"))
+    for name in list(targets):
+        _fill(targets[name], name, block, blocks)
+        filled(name)
+
+
+def _fill(
+    view: torch.Tensor, name: str, block: torch.Tensor, blocks: dict[torch.dtype, torch.Tensor]
+) -> None:
+    if view.dim() == 1 and name.endswith("weight"):
+        view.fill_(1.0)
+        return
+    source = blocks.setdefault(view.dtype, block.to(view.dtype))
+    _tile(view.view(-1), source, int.from_bytes(hashlib.blake2b(name.encode()).digest()[:4], "little"))
 
 
 def _tile(target: torch.Tensor, source: torch.Tensor, start: int) -> None:
@@ -123,14 +133,14 @@ def _check_names(wanted: Iterable[str], found: Iterable[str], optional: set[str]
         raise ModelLoadError("the checkpoint " + " and ".join(problems))
 
 
-def _check_shapes(path: Path, names: Iterable[str], views: Mapping[str, torch.Tensor]) -> None:
+def _check_shapes(path: Path, wanted: Mapping[str, torch.Size]) -> None:
     wrong = []
     with _open(path) as file:
-        for name in names:
+        for name, due in wanted.items():
             header = file.get_slice(name)
             shape, kind = tuple(header.get_shape()), header.get_dtype()
-            if shape != tuple(views[name].shape):
-                wrong.append(f"{name} is {list(shape)}, config.json makes it {list(views[name].shape)}")
+            if shape != tuple(due):
+                wrong.append(f"{name} is {list(shape)}, config.json makes it {list(due)}")
             elif kind not in _FLOATS:
                 wrong.append(f"{name} is of type {kind}, which is not supported")
     if wrong:
@@ -138,13 +148,14 @@ def _check_shapes(path: Path, names: Iterable[str], views: Mapping[str, torch.Te
         raise ModelLoadError(f"tensors of {path.name} do not fit: {'; '.join(wrong[:SHOWN])}{more}")
 
 
-def _read(path: Path, names: Iterable[str], views: Mapping[str, torch.Tensor]) -> None:
+def _tensors(path: Path, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
     with _open(path) as file:
         for name in names:
             try:
-                views[name].copy_(file.get_tensor(name))
+                tensor = file.get_tensor(name)
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(f"cannot read tensor {name} of {path}: {error}") from None
+            yield name, tensor
 
 
 def _names(path: Path) -> list[str]:

@@ -1,11 +1,13 @@
 """What every layer shares: where it lives, which checkpoint tensors fill it, what happens after loading.
 
 A layer's life: built with empty parameters → the loader copies each checkpoint tensor into the view
-that ``slots`` gives for its name → ``prepare`` packs or folds the weights, after which the plain
-parameters may be gone and only ``forward`` is left.
+that ``slots`` gives for its name → ``prepare`` packs or folds the weights as soon as the last of them is
+there, after which the plain parameters may be gone and only ``forward`` is left. So loading holds the packed
+form of the layers that came and the plain one of those that are coming, never both of all.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -45,18 +47,41 @@ class Layer(nn.Module):
         """Called once, after all slots are filled."""
 
 
-def slots(model: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
-    """Every tensor that a checkpoint must give for ``model``, by name, with the view that it fills."""
-    return {
-        name: view
-        for path, layer in model.named_modules()
-        if isinstance(layer, Layer)
-        for name, view in layer.slots(f"{prefix}.{path}")
-    }
+class Filling:
+    """The tensors that a checkpoint must give for some models, and who is prepared when they have come.
 
+    ``views``: name -> the view to fill. ``filled`` empties it, so that nothing holds what a layer gives up
+    when it is prepared.
+    """
 
-def prepare(model: nn.Module) -> None:
-    """Pack and fold the loaded weights of ``model``, layer by layer."""
-    for layer in model.modules():
-        if isinstance(layer, Layer):
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        """``models`` by the prefix of their names."""
+        layers = [
+            (f"{prefix}.{path}", layer)
+            for prefix, model in models.items()
+            for path, layer in model.named_modules()
+            if isinstance(layer, Layer)
+        ]
+        self.views: dict[str, torch.Tensor] = {}
+        self._owner: dict[str, Layer] = {}
+        self._awaited: Counter[Layer] = Counter()
+        for path, layer in layers:
+            found = dict(layer.slots(path))
+            self.views |= found
+            self._owner |= dict.fromkeys(found, layer)
+            self._awaited[layer] = len(found)
+
+    def filled(self, name: str) -> None:
+        """The view of ``name`` holds its tensor: it is dropped, and its layer prepared if it was the last."""
+        del self.views[name]
+        layer = self._owner[name]
+        self._awaited[layer] -= 1
+        if not self._awaited[layer]:
+            layer.prepare()
+            del self._awaited[layer]
+
+    def finish(self) -> None:
+        """Prepare the layers that have no tensors of their own, now that all others are ready."""
+        assert not self.views, "every tensor has come"
+        for layer in self._awaited:
             layer.prepare()
