@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mmserve.core.config import Config
-from mmserve.core.errors import ConfigError, InvalidRequest, MMServeError
+from mmserve.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, MMServeError
 from mmserve.core.messages import (
     FinishReason,
     PixelsWanted,
@@ -61,7 +61,8 @@ class Engine:
         self.stage = _encoder_stage(model, config, self.encoder_tokens)
         self.claims = FeatureClaims(self.stage.pool)
         prefixes = RadixCache(self.kv.page_size) if config.cache.prefix_caching else None
-        self.scheduler = Scheduler(config.scheduler, Memory(self.kv.allocator, prefixes), self.claims)
+        memory, several = Memory(self.kv.allocator, prefixes), len(config.server.api_keys) > 1
+        self.scheduler = Scheduler(config.scheduler, memory, self.claims, several_owners=several)
         self.runner = Runner(
             model.language,
             attention_for(config.runner.attention_backend, self.kv),
@@ -75,6 +76,7 @@ class Engine:
         self._stalled = False
         self._steps = 0
         self._pixel_requests = 0
+        self._expired = 0
 
     # ------------------------------------------------------------ requests come and go
 
@@ -138,7 +140,7 @@ class Engine:
         An error ends the requests that were part of it, with ``finish_reason`` "error"; it is raised
         only when the engine's state is no longer sound.
         """
-        failed = self._encode_some()
+        failed = [*self._expire(), *self._encode_some()]
         wanted = self._park_lacking()
         batch = self.scheduler.schedule()
         self._stalled = not batch
@@ -191,6 +193,13 @@ class Engine:
 
     # ------------------------------------------------------------ ends
 
+    def _expire(self) -> list[TokenOutput]:
+        """End the requests whose deadline passed before their first token."""
+        late = self.scheduler.passed_deadlines(time.monotonic())
+        self._expired += len(late)
+        error = "the deadline of the request passed before its first token"
+        return [self._finish(r, "error", error=error, error_code=DeadlineExceeded.code) for r in late]
+
     def _fail(self, requests: Sequence[Request], error: Exception) -> list[TokenOutput]:
         log.error("a step failed; %d requests end with it", len(requests), exc_info=error)
         message = error.message if isinstance(error, MMServeError) else f"{type(error).__name__}: {error}"
@@ -205,13 +214,14 @@ class Engine:
         tokens: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] | None = None,
         error: str | None = None,
+        error_code: str | None = None,
     ) -> TokenOutput:
         """Everything the request holds is free when this returns."""
         self.scheduler.finish(request, reason)
         self.sampler.forget(request)
         del self._requests[request.request_id]
         request.finished = time.monotonic()
-        return self._output(request, tokens, logprobs, error)
+        return self._output(request, tokens, logprobs, error, error_code)
 
     def _output(
         self,
@@ -219,6 +229,7 @@ class Engine:
         tokens: tuple[int, ...],
         logprobs: tuple[TokenLogprob, ...] | None,
         error: str | None = None,
+        error_code: str | None = None,
     ) -> TokenOutput:
         return TokenOutput(
             request_id=request.request_id,
@@ -226,6 +237,7 @@ class Engine:
             logprobs=logprobs,
             finish_reason=request.finish_reason,
             error=error,
+            error_code=error_code,
             prompt_tokens=request.prompt_len,
             cached_tokens=request.cached_len or 0,
             timings=request.timings(),
@@ -251,6 +263,7 @@ class Engine:
             "steps": self._steps,
             "requests": self._arrivals,
             "preemptions": self.scheduler.preemptions,
+            "expired": self._expired,
             "pixel_requests": self._pixel_requests,
             "kv_pages": pages.total - 1,
             "kv_pages_free": pages.free,

@@ -94,6 +94,7 @@ class Answer:
             logprobs=None if self._brief.sampling.logprobs is None else logprobs,
             finish_reason=self.finish_reason,
             error=output.error,
+            error_code=output.error_code,
             usage=self._usage(output),
             timings=timings,
         )

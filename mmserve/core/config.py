@@ -26,9 +26,12 @@ def option(
     choices: tuple[Any, ...] | None = None,
     low: float | None = None,
     high: float | None = None,
+    many: bool = False,
 ) -> Any:
-    """A field of the tree: its default, one line of documentation, and what is allowed."""
-    return field(default=default, metadata={"doc": doc, "choices": choices, "low": low, "high": high})
+    """A field of the tree: its default, one line of documentation, and what is allowed. The flag of a text
+    with ``many`` may be given several times, which joins its values by commas."""
+    meta = {"doc": doc, "choices": choices, "low": low, "high": high, "many": many}
+    return field(default=default, metadata=meta)
 
 
 class Section:
@@ -180,7 +183,12 @@ class MediaOptions(Section):
 class ServerOptions(Section):
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 picks a free one", low=0, high=65535)
-    api_key: str | None = option(None, "clients must send it as a bearer token")
+    api_key: str | None = option(
+        None,
+        "clients must send it as a bearer token; several, separated by commas or given one by one, are"
+        " clients of their own: what they store is apart, and the engine serves them in fair turns",
+        many=True,
+    )
     max_request_bytes: int = option(256 << 20, "largest request body in bytes", low=1)
     body_idle_s: float = option(
         30.0, "seconds that a client may take for a request's head, and stay silent in its body", low=0.1
@@ -189,6 +197,18 @@ class ServerOptions(Section):
     engine_process: bool = option(
         True, "run the engine and the detokenizer as processes of their own, which are restarted if they end"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "" in self.api_keys:
+            raise ConfigError("api_key must not hold an empty key", param="api_key")
+        if len(set(self.api_keys)) < len(self.api_keys):
+            raise ConfigError("api_key must not hold a key twice", param="api_key")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Every key that is valid; empty when none is asked for."""
+        return () if self.api_key is None else tuple(key.strip() for key in self.api_key.split(","))
 
 
 @dataclass(frozen=True)
@@ -257,12 +277,21 @@ def add_arguments(parser: argparse.ArgumentParser, *sections: str, skip: tuple[s
         else:
             groups[section].add_argument(
                 flag,
+                action=_Joined if meta["many"] else "store",
                 type=kind,
                 choices=meta["choices"],
                 default=argparse.SUPPRESS,
                 help=note,
                 metavar=_metavar(meta),
             )
+
+
+class _Joined(argparse.Action):
+    """A flag that may be given several times."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
 
 
 def from_arguments(args: argparse.Namespace) -> Config:

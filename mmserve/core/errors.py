@@ -72,6 +72,14 @@ class MediaTimeout(MMServeError):
     code = "media_timeout"
 
 
+class DeadlineExceeded(MMServeError):
+    """The request's own deadline passed before its first token."""
+
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"
+
+
 class Overloaded(MMServeError):
     """The bounded queue is full; the caller may try again later."""
 

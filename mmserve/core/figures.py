@@ -25,6 +25,9 @@ FIGURES: dict[str, Figure] = {
     "parked": Figure("requests_parked", "Requests that wait for pixels which were dropped"),
     "steps": Figure("steps", "Steps of the engine", "counter"),
     "preemptions": Figure("preemptions", "Requests that gave their pages up and began again", "counter"),
+    "expired": Figure(
+        "requests_expired", "Requests whose deadline passed before their first token", "counter"
+    ),
     "pixel_requests": Figure("pixel_requests", "Times that dropped pixels were asked for again", "counter"),
     "kv_pages": Figure("kv_pages", "Pages of the KV pool"),
     "kv_pages_free": Figure("kv_pages_free", "Pages of the KV pool that are free"),

@@ -243,6 +243,7 @@ class TokenOutput(Struct, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_code: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
     timings: Timings | None = None
@@ -290,6 +291,7 @@ class TextOutput(Struct, frozen=True, kw_only=True):
     logprobs: tuple[TextLogprob, ...] | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_code: str | None = None
     usage: Usage = Usage()
     timings: Timings | None = None
     media: tuple[Seen, ...] = ()

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
+from msgspec.structs import replace
 from starlette.responses import PlainTextResponse, Response
 
 from mmserve.caption import MAX_TOKENS, caption_chat
@@ -20,6 +21,7 @@ from mmserve.generation import Generator
 from mmserve.media import MediaDesk
 from mmserve.parsing.events import Content
 from mmserve.server.attend import attended
+from mmserve.server.deadline import deadline
 from mmserve.server.forms import form_of
 from mmserve.server.models import check_model
 from mmserve.server.parsed import Piece, parsed
@@ -98,7 +100,9 @@ class CaptionJob:
 
     async def _chat(self) -> ChatInput:
         media = (await sent(self.body, self.desk, self.owner)).part()
-        return caption_chat(self.id, media, self.wanted.prompt, self.sampling, self.wanted.stop_texts())
+        wanted = self.wanted
+        chat = caption_chat(self.id, media, wanted.prompt, self.sampling, wanted.stop_texts())
+        return replace(chat, owner=self.owner, deadline=deadline(self.started, wanted.deadline_ms))
 
 
 def _words(piece: Piece) -> str:

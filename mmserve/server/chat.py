@@ -15,6 +15,7 @@ from mmserve.generation import Generator, merged
 from mmserve.media import MediaDesk
 from mmserve.parsing.toolbox import read_toolbox
 from mmserve.server.conversation import conversation
+from mmserve.server.deadline import deadline
 from mmserve.server.forms import form_of, form_with_tools
 from mmserve.server.models import check_model
 from mmserve.server.parsed import Piece, parsed
@@ -136,7 +137,9 @@ class ChatJob:
             stop=wanted.stop_texts(),
             add_generation_prompt=wanted.add_generation_prompt is not False,
             template_kwargs=self.template_kwargs,
+            owner=self.owner,
             priority=wanted.priority or 0,
+            deadline=deadline(self.started, wanted.deadline_ms),
             cache_salt=wanted.cache_salt,
         )
 

@@ -19,6 +19,7 @@ from mmserve.core.errors import InvalidRequest, MMServeError
 from mmserve.core.messages import ChatInput, TextLogprob, TextOutput, Timings, Usage
 from mmserve.generation import Answer, collect, generate
 from mmserve.server.chat import LEAST_LOGPROB
+from mmserve.server.deadline import DeadlineMs, deadline
 from mmserve.server.errors import unsupported
 from mmserve.server.forms import form_of
 from mmserve.server.models import check_model
@@ -50,6 +51,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     suffix: str | None = None
     priority: int | None = None
+    deadline_ms: DeadlineMs | None = None
     cache_salt: str | None = None
 
     def check(self) -> None:
@@ -79,7 +81,8 @@ async def completions(request: Request) -> Response:
     state = request.app.state
     check_model(state.service, wanted.model)
     wanted.check()
-    job = CompletionJob(state.service, wanted, state.config.scheduler.max_waiting, request.scope["started"])
+    owner, started = request.scope["owner"], request.scope["started"]
+    job = CompletionJob(state.service, wanted, state.config.scheduler.max_waiting, owner, started)
     return await answered(request, job, wanted.stream)
 
 
@@ -87,8 +90,11 @@ class CompletionJob:
     """One completion request, to be answered whole or as a stream. Choice ``p * n + i`` is the i-th of the
     p-th prompt; there may be ``most`` of them."""
 
-    def __init__(self, service: Tokenizing, wanted: CompletionRequest, most: int, started: float) -> None:
-        self.service, self.wanted, self.started = service, wanted, started
+    def __init__(
+        self, service: Tokenizing, wanted: CompletionRequest, most: int, owner: str, started: float
+    ) -> None:
+        self.service, self.wanted = service, wanted
+        self.owner, self.started = owner, started
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.n = wanted.n or 1
@@ -168,7 +174,9 @@ class CompletionJob:
             prompt=prompt,
             sampling=reseeded(self.sampling, number),
             stop=self.wanted.stop_texts(),
+            owner=self.owner,
             priority=self.wanted.priority or 0,
+            deadline=deadline(self.started, self.wanted.deadline_ms),
             cache_salt=self.wanted.cache_salt,
         )
 

@@ -35,16 +35,14 @@ class Door:
         self.app = app
         self.drain = drain
         self.options = options
-        self.api_key = options.api_key
-        self.owner = owner_of(options.api_key)
+        self.owners = {key.encode(): owner_of(key) for key in options.api_keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         visit = Visit(scope, receive, send, self.options)
-        scope["owner"] = self.owner
         try:
-            self._admit(scope)
+            scope["owner"] = self._admitted(scope)
             visit.check_announced_size()
         except MMServeError as refusal:
             await visit.refuse(refusal)
@@ -54,17 +52,21 @@ class Door:
         finally:
             visit.log()
 
-    def _admit(self, scope: Scope) -> None:
+    def _admitted(self, scope: Scope) -> str:
+        """Who asks, by the key that is shown; Unauthorized if it is none of ours."""
         if _watching(scope["path"]):
-            return
+            return owner_of(None)
         self.drain.check()
-        if self.api_key is None:
-            return
+        if not self.owners:
+            return owner_of(None)
         kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         if kind.lower() != "bearer":
             raise Unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
-        if not hmac.compare_digest(token.strip().encode(), self.api_key.encode()):
+        shown = token.strip().encode()
+        owners = [owner for key, owner in self.owners.items() if hmac.compare_digest(shown, key)]
+        if not owners:
             raise Unauthorized("the API key is not valid")
+        return owners[0]
 
     async def _serve(self, scope: Scope, visit: "Visit") -> None:
         try:

@@ -116,7 +116,7 @@ class Answerer:
         self._check(wanted)
         wanted.check()
         most = self.config.scheduler.max_waiting
-        return await CompletionJob(self.service, wanted, most, time.monotonic()).complete()
+        return await CompletionJob(self.service, wanted, most, OWNER, time.monotonic()).complete()
 
     def _check(self, wanted: ChatRequest | CompletionRequest) -> None:
         check_model(self.service, wanted.model)

@@ -16,6 +16,7 @@ from mmserve.core.errors import InvalidRequest
 from mmserve.core.thinking import OPEN
 from mmserve.media_options import Kind, Options, request_options
 from mmserve.parsing.toolbox import Toolbox
+from mmserve.server.deadline import DeadlineMs
 from mmserve.server.errors import UnsupportedMediaType, unsupported
 from mmserve.server.forms import ResponseFormat, StructuredOutputs
 
@@ -66,6 +67,7 @@ class TalkFields(SamplingFields, kw_only=True):
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
     priority: int | None = None
+    deadline_ms: DeadlineMs | None = None
     cache_salt: str | None = None
 
     def template_kwargs(self, tools: Toolbox) -> dict[str, Any]:
@@ -151,6 +153,7 @@ class CaptionRequest(SamplingFields, kw_only=True):
     """Body of POST /v1/captions beside the fields of the picture or clip itself."""
 
     prompt: str | None = None
+    deadline_ms: DeadlineMs | None = None
     model: str | None = None
     stream: bool | None = None
     include: list[str] | str | None = None

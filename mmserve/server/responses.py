@@ -20,6 +20,7 @@ from mmserve.generation import Generator
 from mmserve.media import MediaDesk
 from mmserve.parsing.toolbox import Toolbox, read_toolbox
 from mmserve.server.conversation import conversation
+from mmserve.server.deadline import deadline
 from mmserve.server.errors import unsupported
 from mmserve.server.forms import TextFormat, form_of, form_with_tools
 from mmserve.server.models import check_model
@@ -133,7 +134,8 @@ async def create(request: Request) -> Response:
     state = request.app.state
     check_model(state.service, wanted.model)
     wanted.check()
-    job = ResponseJob(state.service, state.desk, state.responses, wanted, request.scope["owner"])
+    owner, started = request.scope["owner"], request.scope["started"]
+    job = ResponseJob(state.service, state.desk, state.responses, wanted, owner, started)
     return await answered(request, job, wanted.stream)
 
 
@@ -166,10 +168,16 @@ class ResponseJob:
     """One request, to be answered whole or as a stream."""
 
     def __init__(
-        self, service: Generator, desk: MediaDesk, store: ResponseStore, wanted: ResponseRequest, owner: str
+        self,
+        service: Generator,
+        desk: MediaDesk,
+        store: ResponseStore,
+        wanted: ResponseRequest,
+        owner: str,
+        started: float,
     ) -> None:
         self.service, self.desk, self.store = service, desk, store
-        self.wanted, self.owner = wanted, owner
+        self.wanted, self.owner, self.started = wanted, owner, started
         self.id = f"resp_{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.dialogue = Dialogue(self._earlier(), wanted.instructions, wanted.input)
@@ -248,7 +256,9 @@ class ResponseJob:
             sampling=self.sampling,
             stop=wanted.stop_texts(),
             template_kwargs=self.template_kwargs,
+            owner=self.owner,
             priority=wanted.priority or 0,
+            deadline=deadline(self.started, wanted.deadline_ms),
             cache_salt=wanted.cache_salt,
         )
 

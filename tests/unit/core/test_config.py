@@ -36,6 +36,8 @@ def test_values_find_their_section() -> None:
         ({"prot": 1}, "unknown option 'prot'"),
         ({"fetch_timeout_s": float("nan")}, "fetch_timeout_s must be a finite number, not nan"),
         ({"api_key": ""}, "api_key must not be empty"),
+        ({"api_key": "one,,two"}, "api_key must not hold an empty key"),
+        ({"api_key": "one, one"}, "api_key must not hold a key twice"),
         ({"max_image_pixels": 10**9}, "max_image_pixels must be at most 178956970"),
         ({"allow_private_urls": True, "fetch_urls": False}, "contradicts fetch_urls"),
         ({"media_root": "/no/such/folder"}, "media_root must be a folder"),
@@ -53,6 +55,18 @@ def test_flags_are_made_from_the_tree() -> None:
     assert config.server.port == 0
     assert config.media == MediaOptions(fetch_urls=False, fetch_timeout_s=2.0)
     assert config.model.max_model_len == 128
+
+
+@pytest.mark.parametrize(
+    "flags", [("--api-key", "one,two"), ("--api-key", "one", "--api-key", "two"), ("--api-key", "one , two")]
+)
+def test_several_keys_are_joined_by_commas_or_given_one_by_one(flags: tuple[str, ...]) -> None:
+    assert parsed(*flags).server.api_keys == ("one", "two")
+
+
+def test_one_key_or_none() -> None:
+    assert parsed("--api-key", "one").server.api_keys == ("one",)
+    assert parsed().server.api_keys == ()
 
 
 def test_every_field_is_documented_and_named_once() -> None:

@@ -1,10 +1,12 @@
 """The whole engine on a tiny random Qwen3-VL: what must never change an answer, and what must be freed."""
 
 import math
+import time
 
 import pytest
 import torch
 from helpers.engine_requests import drain, generate, make_engine, prepared, tokens
+from msgspec.structs import replace
 
 from mmserve.core.errors import ConfigError, ContextLengthExceeded, InvalidRequest, MediaError, Overloaded
 from mmserve.engine.attention.reference import ReferenceAttention
@@ -104,6 +106,19 @@ def test_a_clip_larger_than_the_encoder_pool_passes_through_it(pair, alone, prom
     outputs = drain(engine)
     assert tokens(outputs["r"]) == tokens(outputs["second"]) == alone[3]
     assert engine.stage.pool.evictions > 0
+
+
+def test_a_deadline_that_passed_before_the_first_token_ends_the_request_and_no_other(pair, alone, prompts):
+    engine = make_engine(pair)
+    engine.submit(replace(prepared(pair, prompts[0], "late"), deadline=time.monotonic() - 1))
+    engine.submit(replace(prepared(pair, prompts[1], "in time"), deadline=time.monotonic() + 600))
+    outputs = drain(engine)
+    [late] = outputs["late"]
+    assert (late.finish_reason, late.error_code, late.token_ids) == ("error", "deadline_exceeded", ())
+    assert "deadline" in late.error
+    assert tokens(outputs["in time"]) == alone[1]
+    assert engine.stats()["expired"] == 1
+    engine.check_integrity()
 
 
 @pytest.mark.parametrize("steps", range(8))

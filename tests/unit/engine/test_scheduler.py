@@ -2,145 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers.scheduler_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mmserve.core.config import SchedulerOptions
 from mmserve.core.errors import Overloaded
-from mmserve.core.messages import PreparedRequest, SamplingParams, VisionItem
-from mmserve.engine.kv.page_table import PageTable
-from mmserve.engine.kv.pages import PageAllocator
-from mmserve.engine.kv.radix import RadixCache
-from mmserve.engine.scheduler.memory import Memory
-from mmserve.engine.scheduler.request import Request, Status
-from mmserve.engine.scheduler.scheduler import Scheduler
-
-PAGE_SIZE = 4
-PIXELS = np.zeros((1, 4, 4, 3), np.uint8)
-
-
-class FakeFeatures:
-    """An encoder pool of a few items; ``encode`` puts them there, evicting what nobody holds."""
-
-    def __init__(self, capacity=8):
-        self.capacity, self.references = capacity, {}
-
-    def encode(self, item):
-        idle = [d for d, n in self.references.items() if n == 0]
-        if len(self.references) == self.capacity and idle:
-            del self.references[idle[0]]
-        if len(self.references) < self.capacity:
-            self.references.setdefault(item.digest, 0)
-
-    def encoded(self, item):
-        return item.digest in self.references
-
-    def claim(self, request):
-        items = request.items
-        while request.items_held < len(items) and self.encoded(items[request.items_held]):
-            self.references[items[request.items_held].digest] += 1
-            request.items_held += 1
-        waits = request.items_held < len(items)
-        request.ready_len = items[request.items_held].span[0] if waits else request.num_tokens
-
-    def release_computed(self, request):
-        while (
-            request.items_passed < request.items_held
-            and request.items[request.items_passed].span[1] <= request.computed_len
-        ):
-            self._unpin(request)
-
-    def release(self, request):
-        while request.items_passed < request.items_held:
-            self._unpin(request)
-        request.items_passed = request.items_held = 0
-
-    def _unpin(self, request):
-        self.references[request.items[request.items_passed].digest] -= 1
-        request.items_passed += 1
-
-
-class World:
-    """A scheduler, and a runner that samples token 7 for whoever is due one."""
-
-    def __init__(self, pages=33, cached=True, **options):
-        options = {"step_tokens": 16, "max_running": 4, "max_waiting": 100, **options}
-        self.features = FakeFeatures()
-        self.memory = Memory(PageAllocator(pages), RadixCache(PAGE_SIZE) if cached else None)
-        self.scheduler = Scheduler(SchedulerOptions(**options), self.memory, self.features)
-        self.requests, self.finished, self.log = [], [], []
-
-    def submit(self, prompt=8, answer=4, items=(), priority=0, family=None, salt=None):
-        """Prompts of one ``family`` begin alike; by default each has its own."""
-        number = len(self.requests)
-        family = -1 - number if family is None else family
-        request = Request(
-            prepared(prompt, items, priority, family, salt), number, answer, frozenset(), PageTable(PAGE_SIZE)
-        )
-        self.scheduler.add(request)
-        self.requests.append(request)
-        return request
-
-    def step(self):
-        for item in self.scheduler.next_items(8):
-            self.features.encode(item)
-        batch = self.scheduler.schedule()
-        self.log.append([(c.request.arrival, c.start, c.stop) for c in batch])
-        for chunk in batch:
-            self.check(chunk)
-        self.scheduler.advance(batch)
-        for chunk in batch:
-            if chunk.samples:
-                chunk.request.append(7)
-                if chunk.request.finish_reason:
-                    self.scheduler.finish(chunk.request, chunk.request.finish_reason)
-                    self.finished.append(chunk.request)
-        self.scheduler.check_integrity()
-        return batch
-
-    def check(self, chunk):
-        request = chunk.request
-        assert request.status is Status.RUNNING
-        assert chunk.start == request.computed_len < chunk.stop <= request.table.capacity
-        touched = [i for i in request.items if i.span[0] < chunk.stop and chunk.start < i.span[1]]
-        assert all(self.features.references[i.digest] > 0 for i in touched), "computed without its features"
-
-    def drain(self):
-        self.drain_queue()
-        self.assert_empty()
-
-    def drain_queue(self, most=2000):
-        for _ in range(most):
-            if not self.scheduler.has_work:
-                return
-            self.step()
-        raise AssertionError("something never finished")
-
-    def assert_empty(self):
-        """Nothing but the prefix cache owns a page, and no item is pinned."""
-        assert not any(self.features.references.values())
-        if self.memory.prefixes:
-            self.memory.pages.release(self.memory.prefixes.clear())
-        assert self.memory.pages.in_use == 0
-
-
-def prepared(prompt, items=(), priority=0, family=0, salt=None):
-    tokens = np.arange(prompt, dtype=np.int32)
-    return PreparedRequest(
-        request_id="r",
-        token_ids=tokens,
-        radix_keys=tokens.astype(np.int64) + 1000 * family,
-        positions=np.tile(tokens, (3, 1)),
-        position_delta=0,
-        items=tuple(
-            VisionItem(digest=bytes([name]), kind="image", grid=(2, 2), span=span, pixels=PIXELS)
-            for name, span in items
-        ),
-        sampling=SamplingParams(),
-        priority=priority,
-        cache_salt=salt,
-    )
+from mmserve.engine.scheduler.request import Status
 
 
 def test_decodes_come_first_and_prompts_fill_the_rest_of_the_budget():
@@ -306,9 +174,9 @@ def test_two_that_share_little_do_not_wait_for_each_other():
 
 def test_salts_share_nothing():
     world = World()
-    world.submit(prompt=10, family=1, salt="a")
+    world.submit(prompt=10, family=1, cache_salt="a")
     world.drain_queue()
-    world.submit(prompt=10, family=1, salt="b")
+    world.submit(prompt=10, family=1, cache_salt="b")
     world.step()
     assert world.log[-1] == [(1, 0, 10)]
 
@@ -428,7 +296,7 @@ def test_random_traffic_conserves_pages_and_pins_and_finishes_everything(
                 if at + size <= prompt:
                     spans.append((name, (at, at + size)))
                     at += size + 1
-            world.submit(prompt, answer, spans, priority, family)
+            world.submit(prompt, answer, spans, family, priority=priority)
     world.drain()
     assert all(r.status is Status.FINISHED for r in world.requests)
     done = [r for r in world.requests if r.finish_reason == "length"]

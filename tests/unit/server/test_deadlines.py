@@ -1,0 +1,55 @@
+"""``deadline_ms``: checked, carried to the engine as a moment, and told as a 504 when it passes."""
+
+import json
+
+import pytest
+
+from mmserve.core.errors import DeadlineExceeded, InvalidRequest
+from mmserve.core.messages import ChatInput, SamplingParams, TextOutput
+from mmserve.generation import whole
+from mmserve.server.completions import CompletionRequest
+from mmserve.server.deadline import deadline
+from mmserve.server.protocol import CaptionRequest, ChatRequest, convert, decode
+from mmserve.server.responses import ResponseRequest
+
+BODIES = {
+    ChatRequest: {"messages": [{"role": "user", "content": "hi"}]},
+    ResponseRequest: {"input": "hi"},
+    CompletionRequest: {"prompt": "hi"},
+}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_every_endpoint_takes_it_and_checks_it(kind):
+    def read(value):
+        return decode(json.dumps({**BODIES[kind], "deadline_ms": value}).encode(), kind).deadline_ms
+
+    assert read(250) == 250
+    assert read(None) is None
+    for wrong in (0, -1, 86_400_001, 1.5, "100"):
+        with pytest.raises(InvalidRequest) as caught:
+            read(wrong)
+        assert caught.value.param == "deadline_ms"
+
+
+def test_a_form_gives_it_as_text():
+    assert convert({"deadline_ms": "250"}, CaptionRequest, strict=False).deadline_ms == 250
+
+
+def test_it_counts_from_the_moment_the_request_came():
+    assert deadline(100.0, 250) == 100.25
+    assert deadline(100.0, None) is None
+
+
+async def test_a_request_that_was_too_late_is_a_504_of_its_own_code():
+    class Late:
+        async def generate(self, chat):
+            error = "the deadline of the request passed before its first token"
+            yield TextOutput(
+                request_id="r", text="", finish_reason="error", error=error, error_code=DeadlineExceeded.code
+            )
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await whole(Late(), ChatInput(request_id="r", messages=(), sampling=SamplingParams()))
+    assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
+    assert "before its first token" in caught.value.message
