@@ -46,9 +46,14 @@ def decode_flops(config: ModelConfig, context: int, tokens: int = 1) -> int:
     return linear + attention_flops(text, context, context + tokens)
 
 
-def weight_bytes(config: ModelConfig, itemsize: float) -> int:
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
     """What a decode step must read of the weights, whatever its batch: all layers, and the head."""
-    return int((layer_weights(config.text) + head_weights(config.text)) * itemsize)
+    return (layer_weights(config.text) + head_weights(config.text)) * itemsize
+
+
+def bytes_of_weight(dtype_bytes: int, quantization: str) -> int:
+    """Of one weight of a layer; scales, one a row, are left out."""
+    return 1 if quantization == "int8" else dtype_bytes
 
 
 def kv_bytes(config: ModelConfig, itemsize: int) -> int:

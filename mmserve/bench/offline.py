@@ -56,6 +56,12 @@ class Bench:
     def engine(self) -> Engine:
         return Engine(self.model, self.config, self.spec.eos_ids)
 
+    @property
+    def weight_bytes(self) -> int:
+        """What a decode step reads of the weights."""
+        size = flops.bytes_of_weight(self.model.dtype.itemsize, self.config.model.quantization)
+        return flops.weight_bytes(self.model.config, size)
+
     @cached_property
     def tokens(self) -> list[int]:
         """Plain tokens to make prompts of."""
@@ -147,7 +153,7 @@ def _shares(
         (work + flops.decode_flops(config, prompt) * (lap.generated - batch)) / max(lap.first) for lap in laps
     ]
     steps = [step for lap in laps for step in lap.decodes]
-    weights = flops.weight_bytes(config, itemsize)
+    weights = bench.weight_bytes
     context = batch * flops.kv_bytes(config, itemsize) * (prompt + len(laps[0].decodes) // 2)
     row: dict[str, Any] = {
         "prompt GFLOP/s": median(speeds) / 1e9,

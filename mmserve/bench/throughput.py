@@ -52,7 +52,8 @@ def _lap(
     prompts = [a.usage.prompt_tokens for a in answers]
     words = [a.usage.completion_tokens for a in answers]
     speed = _flops(llm, config, shape, answers) / wall
-    read = steps * flops.weight_bytes(config, dtype.itemsize) / wall
+    size = flops.bytes_of_weight(dtype.itemsize, llm.config.model.quantization)
+    read = steps * flops.weight_bytes(config, size) / wall
     return {
         "requests": len(chats),
         "prompt tokens": sum(prompts) / len(prompts),

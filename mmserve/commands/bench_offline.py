@@ -107,7 +107,7 @@ def _throughput(args: argparse.Namespace) -> int:
     weights = config.model.load_format != "dummy"
     model = read_config(resolve(config.model.model, config.model.revision, weights=weights))
     dtype = _dtype(config, model.dtype)
-    rates = roofline.measure(_device(config), dtype)
+    rates = roofline.measure(_device(config), dtype, config.model.quantization)
     with LLM(**_options(args)) as llm:
         row = throughput.measure(llm, model, dtype, _shape(args), args.requests, args.rounds, rates)
     return _report(args, "throughput", [row], rates, {})
@@ -120,7 +120,8 @@ def _loaded(args: argparse.Namespace) -> tuple[Any, Any]:
     from mmserve.bench.offline import Bench
 
     bench = Bench(from_arguments(args))
-    return bench, roofline.measure(bench.model.device, bench.model.dtype)
+    quantization = bench.config.model.quantization
+    return bench, roofline.measure(bench.model.device, bench.model.dtype, quantization)
 
 
 def _report(args: argparse.Namespace, name: str, rows: Any, rates: Any, backends: Any) -> int:

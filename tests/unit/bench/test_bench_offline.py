@@ -26,7 +26,7 @@ def bench(folder):
 @pytest.fixture
 def quick(monkeypatch):
     """Rates that are measured in no time."""
-    for name, value in (("READ_BYTES", 1 << 20), ("ROWS", 16), ("WIDTH", 64), ("REPEATS", 1)):
+    for name, value in (("READ_BYTES", 1 << 20), ("ROWS", 16), ("WIDTH", 64), ("LEAST_S", 0.0)):
         monkeypatch.setattr(roofline, name, value)
 
 
@@ -103,3 +103,13 @@ def test_rates_are_measured_for_every_form_that_can_run(quick):
     assert rates.best == max(rates.matrix.values()) > 0
     assert {"plain", "onednn"} <= set(roofline.linear_forms())
     assert "auto" not in roofline.linear_forms()
+
+
+def test_a_quantised_model_is_held_against_quantised_products_and_reads_fewer_bytes(quick, folder, bench):
+    rates = roofline.measure(torch.device("cpu"), torch.bfloat16, "int8")
+    [(name, rate)] = rates.quantized.items()
+    assert "int8" in name
+    assert rates.best == rate
+    assert name in rates.told()
+    options = {"model": str(folder), "load_format": "dummy", "dtype": "float32", "quantization": "int8"}
+    assert 4 * Bench(Config.of(**options)).weight_bytes == bench.weight_bytes
