@@ -30,7 +30,9 @@ class EmbeddingPool:
     the next request with the same picture, the least recently used one goes first). An entry enters
     idle, so whoever put it acquires it before the next ``put``.
 
-        used_bytes = held_bytes + idle_bytes <= capacity_bytes
+        used_bytes = held_bytes + idle_bytes + reserved_bytes <= capacity_bytes
+
+    Reserved is the room of what is being encoded: made when that begins, given back just before ``put``.
 
     One thread owns it; ``in`` alone may be asked from any other, whose answer is of that moment. ``noted``
     is called with each digest that comes (True) or goes (False), for whoever keeps a copy of ``digests``.
@@ -45,6 +47,7 @@ class EmbeddingPool:
         self._idle: OrderedDict[bytes, _Entry] = OrderedDict()
         self._held_bytes = 0
         self._idle_bytes = 0
+        self.reserved_bytes = 0
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._digests
@@ -59,12 +62,12 @@ class EmbeddingPool:
 
     @property
     def used_bytes(self) -> int:
-        return self._held_bytes + self._idle_bytes
+        return self._held_bytes + self._idle_bytes + self.reserved_bytes
 
     @property
     def available_bytes(self) -> int:
         """What new entries may take now: the free bytes and those of idle entries."""
-        return self.capacity_bytes - self._held_bytes
+        return self.capacity_bytes - self._held_bytes - self.reserved_bytes
 
     def acquire(self, digest: bytes) -> torch.Tensor | None:
         """The features of ``digest`` with one more reference, or None when they are not here."""
@@ -105,18 +108,30 @@ class EmbeddingPool:
         """
         if digest in self:
             return
-        self.check_size(features.nbytes)
-        if features.nbytes > self.available_bytes:
-            raise PoolFull(
-                f"the encoder pool ({self.capacity_bytes} bytes) has {self._held_bytes} bytes in use and"
-                f" cannot take {features.nbytes} more now"
-            )
-        while self.used_bytes + features.nbytes > self.capacity_bytes:
-            self._evict()
+        self._make_room(features.nbytes)
         self._idle[digest] = _Entry(features)
         self._idle_bytes += features.nbytes
         self._digests.add(digest)
         self.noted(digest, True)
+
+    def reserve(self, nbytes: int) -> None:
+        """Keep room for ``nbytes``, evicting idle entries for it, until ``unreserve``; errors as ``put``."""
+        self._make_room(nbytes)
+        self.reserved_bytes += nbytes
+
+    def unreserve(self, nbytes: int) -> None:
+        self.reserved_bytes -= nbytes
+
+    def _make_room(self, nbytes: int) -> None:
+        self.check_size(nbytes)
+        if nbytes > self.available_bytes:
+            used = self.capacity_bytes - self.available_bytes
+            raise PoolFull(
+                f"the encoder pool ({self.capacity_bytes} bytes) has {used} bytes in use and cannot take"
+                f" {nbytes} more now"
+            )
+        while self.used_bytes + nbytes > self.capacity_bytes:
+            self._evict()
 
     def check_size(self, nbytes: int) -> None:
         """MediaError when an item of ``nbytes`` could never be held."""

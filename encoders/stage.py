@@ -2,12 +2,14 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from mmserve.core.errors import MMServeError
 from mmserve.core.messages import VisionItem
+from mmserve.encoders.parts import Resumable
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.models.forward import VisionEncoder
 
@@ -16,18 +18,28 @@ from mmserve.models.forward import VisionEncoder
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What is being encoded: its items, the room that the pool keeps for them, how far it is."""
+
+    items: Sequence[VisionItem]
+    nbytes: int
+    run: Resumable[list[torch.Tensor]]
+
+
 class EncoderStage:
-    """Batches items of many requests into single encoder forwards of bounded size.
+    """Batches items of many requests into single encoder forwards of bounded size, computed in slices.
 
-    The engine's use, once a step:
+    The engine's use, over as many steps as it takes:
 
-        batch = stage.next_batch(items wanted by waiting requests)
-        if batch:
-            stage.encode_batch(batch)
+        stage.begin(stage.next_batch(items wanted by waiting requests))
+        while stage.items:                             # others get their turn in between
+            stage.advance(work)
         features = stage.pool.acquire(item.digest)     # held until pool.release(item.digest)
 
-    A digest that several requests want is encoded once. ``token_bytes`` is what one vision token
-    takes in the pool: (1 + D) * hidden * element size.
+    One batch is in work at a time, and its items are wanted until it is done: so a digest that several
+    requests want is encoded once. ``token_bytes`` is what one vision token takes in the pool:
+    (1 + D) * hidden * element size.
     """
 
     def __init__(
@@ -46,6 +58,9 @@ class EncoderStage:
         self.token_bytes = token_bytes
         self.encoded_items = 0
         self.encoded_tokens = 0
+        self.slices = 0
+        self.dropped_batches = 0
+        self._batch: _Batch | None = None
 
     def tokens(self, item: VisionItem) -> int:
         """Merged tokens of ``item``, the number it takes in the prompt."""
@@ -59,11 +74,14 @@ class EncoderStage:
         """Those of ``items`` that are not in the pool, each digest once, in their order."""
         return list({i.digest: i for i in items if i.digest not in self.pool}.values())
 
-    def next_batch(self, items: Iterable[VisionItem]) -> list[VisionItem]:
+    # ------------------------------------------------------------ what to encode next
+
+    def next_batch(self, items: Iterable[VisionItem], spare: Iterable[bytes] = ()) -> list[VisionItem]:
         """The first of the missing ``items`` that one forward may take: within the token budget (a larger
-        single item runs alone) and within what the pool can hold without dropping another of ``items``."""
-        wanted = list(items)
-        room = self.pool.room_for(i.digest for i in wanted)
+        single item runs alone) and within what the pool can hold without dropping another of ``items`` or
+        an entry of ``spare``."""
+        wanted, spare = list(items), list(spare)
+        room = self.pool.room_for([*(i.digest for i in wanted), *spare])
         budget = self.budget_tokens
         batch: list[VisionItem] = []
         for item in self.missing(wanted):
@@ -72,20 +90,55 @@ class EncoderStage:
             if room < 0 or (batch and budget < 0):
                 break
             batch.append(item)
+        if batch:
+            for digest in spare:
+                self.pool.touch(digest)  # the room for the batch is made of others
         return batch
 
-    def encode_batch(self, items: Sequence[VisionItem]) -> None:
-        """One forward over ``items``; the results are idle entries of the pool afterwards.
+    # ------------------------------------------------------------ the batch in work
 
-        Acquire them before the next batch. MediaError or PoolFull as ``EmbeddingPool.put``.
+    @property
+    def items(self) -> Sequence[VisionItem]:
+        """Those of the batch in work; none when there is none."""
+        return self._batch.items if self._batch else ()
+
+    def begin(self, items: Sequence[VisionItem]) -> None:
+        """Put ``items`` in work, and keep room for them in the pool: errors as ``EmbeddingPool.put``."""
+        assert self._batch is None, "one batch at a time"
+        run = Resumable(self.encoder.parts([_pixels(i) for i in items], [i.grid for i in items]))
+        nbytes = sum(map(self._nbytes, items))
+        self.pool.reserve(nbytes)
+        self._batch = _Batch(items, nbytes, run)
+
+    def advance(self, work: float) -> float:
+        """Go on with the batch for about ``work`` floating-point operations, and return how many were done.
+
+        With the last slice its items become idle entries of the pool: acquire them before the next batch.
+        After an error the batch is gone.
         """
-        if not items:
-            return
-        features = self.encoder.forward([_pixels(i) for i in items], [i.grid for i in items])
-        for item, result in zip(items, features, strict=True):
-            self.pool.put(item.digest, _owned(result))
-            self.encoded_tokens += result.shape[0]
-        self.encoded_items += len(items)
+        assert self._batch is not None, "nothing is in work"
+        batch = self._batch
+        self.slices += 1
+        try:
+            done = batch.run.advance(work)
+        except BaseException:
+            self._end()
+            raise
+        if batch.run.done:
+            self._end()
+            self._keep(batch.items, batch.run.result)
+        return done
+
+    def drop(self) -> None:
+        """Nobody wants the batch in work any more."""
+        if self._batch:
+            self.dropped_batches += 1
+            self._end()
+
+    def encode_batch(self, items: Sequence[VisionItem]) -> None:
+        """``begin`` and ``advance`` to the end."""
+        self.begin(items)
+        self.advance(float("inf"))
 
     def encode(self, items: Sequence[VisionItem]) -> None:
         """Encode all missing ``items``, batch after batch (for callers that have nothing else to do)."""
@@ -93,6 +146,25 @@ class EncoderStage:
             self.check(item)
         while missing := self.missing(items):
             self.encode_batch(self.next_batch(missing) or missing[:1])
+
+    def check_integrity(self) -> None:
+        """AssertionError unless the pool is sound and keeps room for what is in work, and no more."""
+        self.pool.check_integrity()
+        reserved = self._batch.nbytes if self._batch else 0
+        assert self.pool.reserved_bytes == reserved, (
+            f"{self.pool.reserved_bytes} reserved, {reserved} in work"
+        )
+
+    def _end(self) -> None:
+        assert self._batch is not None
+        self.pool.unreserve(self._batch.nbytes)
+        self._batch = None
+
+    def _keep(self, items: Sequence[VisionItem], features: Sequence[torch.Tensor]) -> None:
+        for item, result in zip(items, features, strict=True):
+            self.pool.put(item.digest, _owned(result))
+            self.encoded_tokens += result.shape[0]
+        self.encoded_items += len(items)
 
     def _nbytes(self, item: VisionItem) -> int:
         return self.tokens(item) * self.token_bytes

@@ -3,7 +3,8 @@
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape, pages_in
 from mmserve.engine.kv.radix import RadixCache
 from mmserve.engine.limits import answer_length, check_sampling
+from mmserve.engine.mixing import Mixing
 from mmserve.engine.runner.devices import device_for
 from mmserve.engine.runner.runner import Runner
 from mmserve.engine.sampling.sampler import Sampler
@@ -41,16 +43,22 @@ from mmserve.models.registry import LoadedModel
 log = logging.getLogger(__name__)
 
 ENCODER_TOKENS = {"cpu": 256, "cuda": 4096}  # a CPU gains nothing from larger batches, and others wait
+STALL_FACTOR = {"cpu": 2.5, "cuda": None}
 
 
 class Engine:
     """Owns the KV pool, the encoder pool and every request between ``submit`` and its last output."""
 
     def __init__(
-        self, model: LoadedModel, config: Config, eos_ids: Iterable[int], grammars: GrammarDesk | None = None
+        self,
+        model: LoadedModel,
+        config: Config,
+        eos_ids: Iterable[int],
+        grammars: GrammarDesk | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """ConfigError when the KV pool cannot hold ``max_model_len`` tokens. Without ``grammars`` no request
-        may bring one."""
+        may bring one. By ``clock`` the parts of steps are measured, in seconds."""
         self.model = model
         self.config = config
         self.eos_ids = frozenset(eos_ids)
@@ -59,7 +67,7 @@ class Engine:
         self.max_model_len = _max_model_len(model, config, self.kv)
         self.encoder_tokens = config.scheduler.encoder_tokens or ENCODER_TOKENS[model.device.type]
         self.stage = _encoder_stage(model, config, self.encoder_tokens)
-        self.claims = FeatureClaims(self.stage.pool)
+        self.claims = FeatureClaims(self.stage)
         prefixes = RadixCache(self.kv.page_size) if config.cache.prefix_caching else None
         memory, several = Memory(self.kv.allocator, prefixes), len(config.server.api_keys) > 1
         self.scheduler = Scheduler(config.scheduler, memory, self.claims, several_owners=several)
@@ -71,6 +79,8 @@ class Engine:
             config.scheduler.max_running,
         )
         self.sampler = Sampler()
+        self.mixing = Mixing(config.scheduler.stall_factor or STALL_FACTOR[model.device.type])
+        self._clock = clock
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._stalled = False
@@ -135,28 +145,68 @@ class Engine:
     # ------------------------------------------------------------ the loop's body
 
     def step(self) -> list[TokenOutput | PixelsWanted]:
-        """Encode at most one batch of pictures, compute one batch of tokens, and return what is new.
+        """Compute one batch of tokens and, in turns with its prompts, a slice of the encoder's work (see
+        ``Mixing``), and return what is new.
 
         An error ends the requests that were part of it, with ``finish_reason`` "error"; it is raised
         only when the engine's state is no longer sound.
         """
-        failed = [*self._expire(), *self._encode_some()]
-        wanted = self._park_lacking()
-        batch = self.scheduler.schedule()
-        self._stalled = not batch
-        return [*failed, *wanted, *(self._compute(batch) if batch else ())]
+        decodes = len(self.scheduler.decoding)
+        outputs: list[TokenOutput | PixelsWanted] = []
+        encoded = self._encoder_first() and self._encode(decodes, outputs)
+        outputs += self._park_lacking()
+        batch = self.scheduler.schedule(self.mixing.prompt_tokens(decodes, encoded))
+        if not encoded and not batch.prompts:
+            encoded = self._encode(decodes, outputs)
+        self._stalled = not batch and not encoded
+        return outputs + (self._compute(batch) if batch else [])
 
-    def _encode_some(self) -> list[TokenOutput]:
-        wanted = self.scheduler.next_items(self.encoder_tokens)
-        items = self.stage.next_batch(wanted) if wanted else []
-        if not items and self._stalled:
-            items = wanted[:1]  # nothing can be computed without it: idle entries must make room
+    def _encoder_first(self) -> bool:
+        """Whether it is the encoder's turn. Where the first prompt of all can go on, it does: its answer
+        comes the sooner, and no picture the later, for the encoder has the steps when the prompt is done."""
+        if not self.mixing.encoders_turn:
+            return False
+        first = min(self.scheduler.prefilling, key=lambda r: r.rank, default=None)
+        return self.mixing.stall_factor is None or first is None or self._awaits_item(first)
+
+    def _awaits_item(self, request: Request) -> bool:
+        """Whether ``request`` has computed all that lies before an item which is not encoded."""
+        items = request.items[request.items_held :]
+        missing = next((i for i in items if i.digest not in self.stage.pool), None)
+        return missing is not None and missing.span[0] <= request.computed_len
+
+    def _encode(self, decodes: int, outputs: list[TokenOutput | PixelsWanted]) -> bool:
+        """A slice of the batch in work or of the next one, if there is any to be had; whether there was."""
+        work = self.mixing.slice_work(decodes)
+        items = self.stage.items or (self._next_batch() if work else ())
+        if not work or not items:
+            return False
+        start = self._clock()
         try:
-            with torch.inference_mode():
-                self.stage.encode_batch(items)
+            if not self.stage.items:
+                self.stage.begin(items)
+            done = self.stage.advance(work)
         except Exception as error:
-            return self._fail(self._owners(items), error)
-        return []
+            outputs += self._fail(self._owners(items), error)
+        else:
+            self.mixing.encoded(done, decodes, self._clock() - start)
+        return True
+
+    def _next_batch(self) -> list[VisionItem]:
+        """What to encode next: not at the cost of what running requests are about to use."""
+        wanted = self.scheduler.next_items(self.encoder_tokens)
+        if not wanted:
+            return []
+        batch = self.stage.next_batch(wanted, spare=self._about_to_be_used())
+        if not batch and self._stalled:
+            return wanted[:1]  # nothing can be computed without it: idle entries must make room
+        return batch
+
+    def _about_to_be_used(self) -> Iterator[bytes]:
+        """Encoded items that running requests can pin in their next turn: none before them is missing."""
+        for request in self.scheduler.prefilling:
+            digests = (item.digest for item in request.items[request.items_held :])
+            yield from takewhile(self.stage.pool.__contains__, digests)
 
     def _park_lacking(self) -> list[PixelsWanted]:
         lacking = self.scheduler.park_lacking()
@@ -168,6 +218,7 @@ class Engine:
         for chunk in batch.prompts:
             chunk.request.scheduled = chunk.request.scheduled or now
         sampling = batch.sampling
+        start = self._clock()
         try:
             logits = self.runner.run(batch)
             with torch.inference_mode():
@@ -175,6 +226,8 @@ class Engine:
         except Exception as error:
             return self._fail([chunk.request for chunk in batch], error)
         self._steps += 1
+        decodes = len(batch.decodes)
+        self.mixing.computed(batch.num_tokens - decodes, decodes, self._clock() - start)
         self.scheduler.advance(batch)
         return [
             self._result(r, token, logprob) for r, (token, logprob) in zip(sampling, sampled, strict=True)
@@ -221,6 +274,8 @@ class Engine:
         self.sampler.forget(request)
         del self._requests[request.request_id]
         request.finished = time.monotonic()
+        if self.stage.items and not self._owners(self.stage.items):
+            self.stage.drop()
         return self._output(request, tokens, logprobs, error, error_code)
 
     def _output(
@@ -274,6 +329,11 @@ class Engine:
             "kv_page_size": self.kv.page_size,
             "encoded_items": self.stage.encoded_items,
             "encoded_tokens": self.stage.encoded_tokens,
+            "encoder_slices": self.stage.slices,
+            "encoder_batches_dropped": self.stage.dropped_batches,
+            "decode_waits": self.mixing.waits,
+            "decode_wait_seconds": self.mixing.wait_seconds,
+            "decode_wait_longest_seconds": self.mixing.longest_wait_seconds,
             "encoder_pool_bytes": self.stage.pool.used_bytes,
             "encoder_pool_evictions": self.stage.pool.evictions,
         }
@@ -281,7 +341,7 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError unless pages and pins are each free or owned, and by one request."""
         self.scheduler.check_integrity()
-        self.stage.pool.check_integrity()
+        self.stage.check_integrity()
         queued = sum(map(len, (self.scheduler.running, self.scheduler.waiting, self.scheduler.parked)))
         assert queued == len(self._requests), f"{len(self._requests)} requests, {queued} in the queues"
 

@@ -5,12 +5,12 @@ import time
 import torch
 
 from mmserve.core.messages import VisionItem
-from mmserve.encoders.pool import EmbeddingPool
+from mmserve.encoders.stage import EncoderStage
 from mmserve.engine.scheduler.request import Request
 
 
 class FeatureClaims:
-    """``scheduler.features.Features`` over an ``EmbeddingPool``.
+    """``scheduler.features.Features`` over the pool of an ``EncoderStage``.
 
     items:      0 .. items_passed      .. items_held          .. end
                 computed, given back   pinned: one reference   not encoded yet, or not
@@ -27,12 +27,13 @@ class FeatureClaims:
     run and wait for room in it could not end.
     """
 
-    def __init__(self, pool: EmbeddingPool) -> None:
-        self.pool = pool
+    def __init__(self, stage: EncoderStage) -> None:
+        self.stage = stage
+        self.pool = stage.pool
         self._held: dict[str, dict[int, torch.Tensor]] = {}
 
     def encoded(self, item: VisionItem) -> bool:
-        return item.digest in self.pool
+        return item.digest in self.pool or any(item.digest == i.digest for i in self.stage.items)
 
     def claim(self, request: Request) -> None:
         items = request.items

@@ -13,7 +13,7 @@ class Features(Protocol):
     """
 
     def encoded(self, item: VisionItem) -> bool:
-        """Whether the item's features are in the pool now."""
+        """Whether the item's features are in the pool, or being computed: nobody else need encode it."""
 
     def claim(self, request: Request) -> None:
         """Pin the encoded items that follow, drop their pixels, and move ``request.ready_len`` up to the

@@ -37,6 +37,15 @@ FIGURES: dict[str, Figure] = {
     "grammars_reused": Figure("grammars_reused", "Grammars that were compiled already", "counter"),
     "encoded_items": Figure("encoded_items", "Vision items encoded", "counter"),
     "encoded_tokens": Figure("encoded_tokens", "Vision tokens encoded", "counter"),
+    "encoder_slices": Figure("encoder_slices", "Slices of encoder work between two steps", "counter"),
+    "encoder_batches_dropped": Figure(
+        "encoder_batches_dropped", "Encoder batches given up half done: nobody wanted them any more", "counter"
+    ),
+    "decode_waits": Figure(
+        "decode_waits", "Steps in which answers waited for pictures or prompts", "counter"
+    ),
+    "decode_wait_seconds": Figure("decode_wait_seconds", "Seconds that answers waited so", "counter"),
+    "decode_wait_longest_seconds": Figure("decode_wait_longest_seconds", "The longest such wait"),
     "encoder_pool_bytes": Figure("encoder_pool_bytes", "Bytes of encoded pictures kept"),
     "encoder_pool_evictions": Figure(
         "encoder_pool_evictions", "Encoded pictures dropped for room", "counter"

@@ -18,12 +18,14 @@ class FakeEncoder:
     def __init__(self):
         self.batches = []
 
-    def forward(self, pixels, grids):
+    def parts(self, pixels, grids):
+        """One part an item."""
         self.batches.append([int(p[0, 0, 0, 0]) for p in pixels])
         counts = [h * w // 4 for h, w in grids]
         values = [
             torch.full((n, 1, HIDDEN), float(p[0, 0, 0, 0])) for n, p in zip(counts, pixels, strict=True)
         ]
+        yield from (1.0 for _ in pixels)
         return list(torch.cat(values).split(counts))
 
 
@@ -90,3 +92,71 @@ def test_item_without_pixels_that_is_not_in_the_pool_is_an_error():
 def test_item_that_can_never_fit_is_refused_at_the_door():
     with pytest.raises(MediaError, match="send a smaller picture"):
         stage(capacity=64).check(item(1))
+
+
+# ---------------------------------------------------------------- slices
+
+
+def test_a_batch_is_computed_in_slices_and_kept_at_the_end():
+    s = stage()
+    s.begin([item(1), item(2)])
+    assert [i.digest for i in s.items] == [item(1).digest, item(2).digest]
+    assert s.advance(1.0) == 1.0
+    assert item(1).digest not in s.pool, "the whole batch or nothing"
+    s.check_integrity()
+    assert s.advance(5.0) == 1.0
+    assert s.items == ()
+    assert s.encoded_items == 2
+    assert s.slices == 2
+    assert (s.pool.acquire(item(2).digest) == 2).all()
+    s.check_integrity()
+
+
+def test_the_room_of_a_batch_is_kept_while_it_is_in_work():
+    s = stage(capacity=8 * 4 * HIDDEN)
+    s.encode([item(7), item(8)])
+    s.pool.acquire(item(8).digest)
+    s.begin([item(1)])
+    assert item(7).digest not in s.pool, "its room was made at once"
+    assert s.pool.available_bytes == 0
+    s.check_integrity()
+    s.advance(5.0)
+    assert item(1).digest in s.pool
+    assert item(8).digest in s.pool
+
+
+def test_what_is_about_to_be_used_is_not_dropped_for_a_new_batch():
+    s = stage(capacity=8 * 4 * HIDDEN)
+    s.encode([item(7), item(8)])
+    assert s.next_batch([item(1)], spare=[item(7).digest, item(8).digest]) == []
+    s.begin(s.next_batch([item(1)], spare=[item(7).digest]))
+    assert item(7).digest in s.pool
+    assert item(8).digest not in s.pool
+
+
+def test_a_dropped_batch_leaves_nothing_behind():
+    s = stage()
+    s.begin([item(1), item(2)])
+    s.advance(1.0)
+    s.drop()
+    s.check_integrity()
+    assert (s.items, len(s.pool), s.pool.used_bytes, s.dropped_batches) == ((), 0, 0, 1)
+    s.encode([item(1)])
+    assert item(1).digest in s.pool
+
+
+def test_a_slice_that_fails_ends_its_batch_and_gives_back_its_room():
+    s = stage()
+
+    def parts(pixels, grids):
+        yield 1.0
+        raise RuntimeError("out of luck")
+
+    s.encoder.parts = parts
+    s.begin([item(1)])
+    s.advance(1.0)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        s.advance(1.0)
+    assert s.items == ()
+    s.check_integrity()
+    assert s.pool.used_bytes == 0

@@ -9,9 +9,8 @@ from mmserve.encoders.qwen2 import Qwen2Vision
 from mmserve.encoders.qwen2_5 import Qwen25Vision
 from mmserve.encoders.qwen3 import Qwen3Vision
 from mmserve.models.config import Normalization, VisionConfig
-from mmserve.models.layers.base import Placement, prepare, slots
+from mmserve.models.layers.base import Layer, Placement
 from mmserve.models.ops.registry import choose_ops
-from mmserve.models.weights import fill_dummy
 
 WIDTH, PATCH = 32, 14
 SHARED = {
@@ -42,8 +41,12 @@ def encoder(family, dtype=torch.float32, **changes):
     config = VisionConfig(**{**SHARED, **own, **changes})
     place = Placement(torch.device("cpu"), dtype, choose_ops(torch.device("cpu"), dtype))
     made = kind(config, Normalization((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), place)
-    fill_dummy(slots(made, "visual"), 0)
-    prepare(made)
+    torch.manual_seed(0)
+    for layer in made.modules():
+        if isinstance(layer, Layer):
+            for name, view in layer.slots("it"):
+                view.copy_(torch.randn(view.shape) * 0.1 + float(view.dim() == 1 and name.endswith("weight")))
+            layer.prepare()
     return made
 
 
