@@ -46,11 +46,13 @@ class Fault(Struct, frozen=True):
 
 
 def encoded(value: Any) -> Any:
-    """``enc_hook`` of msgspec: an array as its dtype, shape and bytes."""
+    """``enc_hook`` of msgspec: an array as its dtype, shape and bytes, a number of numpy as a plain one."""
     if isinstance(value, MappingProxyType):
         return dict(value)
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
     raise NotImplementedError(f"{type(value).__name__} is not part of any message")

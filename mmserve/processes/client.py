@@ -87,7 +87,7 @@ class Client:
             yield
         finally:
             self._loop.remove_reader(fd)
-            listener.close(linger=0)
+            listener.close()
 
     async def meet(self, path: str) -> None:
         """Have the engine speak to the detokenizer at ``path``; return when that was heard by it."""
@@ -110,17 +110,18 @@ class Client:
     def forget_engine(self) -> None:
         """The engine is no more, and reads nothing."""
         if self._engine is not None:
-            self._engine.close(linger=0)
+            self._engine.close()
             self._engine = None
         self.loans.keep_only(())
         self._held = set()
         self._stats = dict.fromkeys(self._stats, 0)
 
     def end(self) -> None:
-        self._context.destroy(linger=0)
+        self._context.destroy()
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
+        socket.linger = 0
         socket.set_hwm(0)  # what can wait is bounded by the requests that are let in
         return socket
 

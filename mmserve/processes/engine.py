@@ -82,6 +82,7 @@ class Outbox:
         if self._socket is not None:
             self._socket.close(linger=0)
         self._socket = self._context.socket(zmq.PUSH)
+        self._socket.linger = LAST_WORDS_MS
         self._socket.set_hwm(0)
         self._socket.connect(path)
         self._first = True
@@ -100,7 +101,7 @@ class Outbox:
 
     def close(self) -> None:
         """Wait a moment until what was said has left."""
-        self._context.destroy(linger=LAST_WORDS_MS)
+        self._context.destroy()
 
     def _news(self) -> News | None:
         if self._socket is None:

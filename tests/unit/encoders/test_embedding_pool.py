@@ -81,3 +81,14 @@ def test_bytes_and_references_add_up_under_any_traffic(steps):
             pool.clear()
         pool.check_integrity()
         assert all(name(j) in pool for j, count in held.items() if count)
+
+
+def test_what_comes_and_goes_is_noted_for_whoever_keeps_a_copy():
+    pool, copy = EmbeddingPool(8), set()
+    pool.noted = lambda digest, came: copy.add(digest) if came else copy.remove(digest)
+    for digest in (b"a", b"b", b"b", b"c"):
+        pool.put(digest, torch.zeros(1))
+        assert copy == pool.digests
+    assert copy == {b"b", b"c"}
+    pool.clear()
+    assert copy == pool.digests == frozenset()

@@ -304,3 +304,40 @@ def test_without_a_desk_a_grammar_is_refused(loop):
     answers = queue.Queue()
     loop.submit(Named("formed", FORM), answers.put)
     assert answers.get(timeout=5).param == "response_format"
+
+
+# ---------------------------------------------------------------- after each step
+
+
+def test_a_word_after_each_step_and_after_commands_without_one(engine):
+    """What the callbacks of a step have gathered can be sent as one message."""
+    heard, batches = [], queue.Queue()
+
+    def after():
+        batches.put(heard.copy())
+        heard.clear()
+
+    engine.gate.clear()
+    loop = EngineThread(engine, after)
+    for name in "ab":
+        loop.submit(Named(name), heard.append)
+    loop.submit(Named("refused"), heard.append)
+    engine.gate.set()
+    sizes = []
+    while len(sizes) == 0 or sum(sizes) < 7:
+        sizes.append(len(batches.get(timeout=5)))
+    assert max(sizes) >= 2, "those of one step come together"
+    loop.call(lambda: heard.append("called"))
+    assert batches.get(timeout=5) == ["called"]
+    loop.stop()
+    assert batches.get(timeout=5) == []
+
+
+def test_commands_run_on_the_engine_s_thread_and_not_when_it_has_ended(loop):
+    there = queue.Queue()
+    loop.call(lambda: there.put(loop.here))
+    assert there.get(timeout=5)
+    assert not loop.here
+    loop.stop()
+    loop.call(lambda: there.put("late"))
+    assert there.empty()
