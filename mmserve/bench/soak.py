@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from mmserve.bench.client import first_model
-from mmserve.bench.soak_traffic import Different, Fault, Refused, Traffic
+from mmserve.bench.soak_traffic import Different, Refused, Traffic
 from mmserve.bench.soak_watch import Memory, busy, did, figures, never
 from mmserve.bench.summary import percentile
 from mmserve.core.errors import ConfigError
@@ -20,6 +20,7 @@ ANSWER_S = 120.0  # an answer that takes longer is lost
 SETTLE_S = 60.0  # until the last request has left the server
 MOST_SAMPLES, EVERY_S = 60, 60.0
 JUDGED_S = 180.0  # before that, memory is still on its way to where it stays
+PAUSE_S = 0.05  # after a fault, lest a server that is gone be asked without end
 KEPT = 5  # faults of a kind that are told in full
 
 
@@ -37,16 +38,22 @@ class Plan:
 
 @dataclass
 class Count:
-    """What became of the requests of one kind; ``seconds`` of those that went well."""
+    """What became of the requests of one kind: how many failed, gave another answer than before, or were
+    refused for want of room; ``seconds`` of those that went well; ``told``, the first few wrong ones."""
 
-    faults: list[str] = field(default_factory=list)
-    different: list[str] = field(default_factory=list)
+    faults: int = 0
+    different: int = 0
     refused: int = 0
     seconds: list[float] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        return self.faults + self.different
 
     @property
     def requests(self) -> int:
-        return len(self.faults) + len(self.different) + self.refused + len(self.seconds)
+        return self.wrong + self.refused + len(self.seconds)
 
 
 @dataclass
@@ -64,8 +71,8 @@ class Report:
 
     def checks(self, plan: Plan) -> list[dict[str, Any]]:
         """One line for each thing that must hold, and whether it does."""
-        faults = {kind: len(count.faults) for kind, count in self.counts.items() if count.faults}
-        different = sum(len(count.different) for count in self.counts.values())
+        faults = {kind: count.faults for kind, count in self.counts.items() if count.faults}
+        different = sum(count.different for count in self.counts.values())
         refused = sum(count.refused for count in self.counts.values())
         grown = [line["process"] for line in self.memory.table() if not line["flat"]]
         lines = [
@@ -92,7 +99,7 @@ class Report:
             {
                 "kind": kind,
                 "requests": count.requests,
-                "faults": len(count.faults) + len(count.different),
+                "faults": count.wrong,
                 "refused": count.refused,
                 "p50 ms": _ms(count.seconds, 50),
                 "p99 ms": _ms(count.seconds, 99),
@@ -115,7 +122,7 @@ async def soak(base_url: str, pid: int | None, plan: Plan, told: Callable[[str],
         run = _Run(traffic, plan, Memory(pid), told)
         await run.drive()
         left = await _settled(client)
-        ready = (await client.get("/health/ready")).status_code == 200
+        ready = await _ready(client)
         run.memory.sample()
         after = await _figures(client)
         return Report(
@@ -166,17 +173,20 @@ class _Run:
             except Refused:
                 count.refused += 1
             except Different as error:
-                count.different.append(str(error))
-                self._complain(kind, count.different)
-            except (Fault, httpx.HTTPError, ValueError, KeyError) as error:
-                count.faults.append(str(error) or type(error).__name__)
-                self._complain(kind, count.faults)
+                count.different += 1
+                self._complain(kind, str(error))
+            except Exception as error:  # whatever it is, it is the server's fault or says that it is gone
+                count.faults += 1
+                self._complain(kind, f"{type(error).__name__}: {error}")
+                await asyncio.sleep(PAUSE_S)
             else:
                 count.seconds.append(time.perf_counter() - start)
 
-    def _complain(self, kind: str, faults: list[str]) -> None:
-        if len(faults) <= KEPT:
-            self.told(f"{kind}: {faults[-1]}")
+    def _complain(self, kind: str, fault: str) -> None:
+        told = self.counts[kind].told
+        if len(told) < KEPT:
+            told.append(fault)
+            self.told(f"{kind}: {fault}")
 
     async def _watch(self) -> None:
         """Memory at even distances, and a word on how it goes."""
@@ -185,7 +195,7 @@ class _Run:
             self.memory.sample()
             await asyncio.sleep(every)
             done = sum(count.requests for count in self.counts.values())
-            faults = sum(len(c.faults) + len(c.different) for c in self.counts.values())
+            faults = sum(count.wrong for count in self.counts.values())
             if every >= EVERY_S:
                 self.told(f"{done} requests, {faults} faults, {_sizes(self.memory)}")
 
@@ -219,7 +229,18 @@ async def _settled(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def _figures(client: httpx.AsyncClient) -> dict[str, float]:
-    return figures((await client.get("/metrics")).text)
+    """What the server tells of itself; nothing if it is gone."""
+    try:
+        return figures((await client.get("/metrics")).text)
+    except httpx.HTTPError:
+        return {}
+
+
+async def _ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health/ready")).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 async def _model(client: httpx.AsyncClient, base_url: str) -> str:

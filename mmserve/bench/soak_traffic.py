@@ -54,6 +54,8 @@ class Traffic:
             "choice": (1, self.one_of),
             "n answers": (2, self.several_answers),
             "upload": (2, self.upload),
+            "response": (1, self.response),
+            "completion": (1, self.completion),
             "slow reader": (1, self.slow_reader),
             "abort early": (3, self.abort_before_the_answer),
             "abort stream": (3, self.abort_in_mid_stream),
@@ -98,7 +100,7 @@ class Traffic:
 
     async def text(self) -> None:
         words = " ".join(self.choose.choices(WORDS, k=self.choose.randrange(1, 200)))
-        fields = {"max_tokens": self.choose.randrange(1, 80), "temperature": 0.8, "ignore_eos": True}
+        fields = {"max_tokens": self.choose.randrange(1, 250), "temperature": 0.8, "ignore_eos": True}
         _spoken(await self._streamed(self._body([_text(words)], **fields)))
 
     async def schema(self) -> None:
@@ -130,6 +132,21 @@ class Traffic:
         mime, data = self.choose.choice(sample.files)
         body = await self._post("/v1/captions", files={"image": (sample.name, data, mime)})
         _spoken(body.get("caption"))
+
+    async def response(self) -> None:
+        url = (await self._new_picture())["image_url"]["url"]
+        parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "What is this?"}]
+        body = {"model": self.model, "input": [{"role": "user", "content": parts}], "max_output_tokens": 16}
+        answer = await self._post("/v1/responses", json={**body, "store": self.choose.random() < 0.5})
+        if answer.get("status") not in ("completed", "incomplete"):
+            raise Fault(f"a response that is {answer.get('status')}")
+
+    async def completion(self) -> None:
+        prompt = " ".join(self.choose.choices(WORDS, k=20))
+        body = {"model": self.model, "prompt": [prompt, prompt + " and"], "max_tokens": 8}
+        choices = (await self._post("/v1/completions", json=body))["choices"]
+        if len(choices) != 2:
+            raise Fault(f"{len(choices)} completions of 2 prompts")
 
     async def slow_reader(self) -> None:
         body = self._body([_text("Say something long.")], max_tokens=40, ignore_eos=True)

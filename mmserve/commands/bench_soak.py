@@ -14,7 +14,7 @@ from mmserve.core.errors import ConfigError
 # in which neighbours in a batch cannot tip a greedy choice.
 SMALL = {
     "dtype": "float32",
-    "kv_cache_mib": 4,
+    "kv_cache_mib": 3,
     "encoder_cache_mib": 1,
     "pixel_cache_mib": 1,
     "early_answers_mib": 1,
@@ -85,7 +85,7 @@ def _show(args: argparse.Namespace, plan: Any, report: Any) -> int:
         print(markdown(memory) + "\n")
     print(markdown(checks))
     if args.json:
-        faults = {kind: c.faults + c.different for kind, c in report.counts.items()}
+        faults = {kind: count.told for kind, count in report.counts.items()}
         rows = {
             "kinds": report.table(),
             "memory": memory,

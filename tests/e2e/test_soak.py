@@ -1,5 +1,6 @@
 """``mmserve bench soak`` in its short form, and that it finds what is wrong."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -27,7 +28,7 @@ def test_twenty_seconds_of_everything_leave_nothing_wrong_lost_or_behind(tmp_pat
     assert status == 0, shown.out + shown.err
     report = json.loads(path.read_text())
     assert set(verdicts(report).values()) <= {"passed", "not judged"}
-    assert len(report["kinds"]) == sum(kind["requests"] > 0 for kind in report["kinds"]) == 13
+    assert len(report["kinds"]) == sum(kind["requests"] > 0 for kind in report["kinds"]) == 15
     assert {row["process"] for row in report["memory"]} >= {"mmserve.cli", "mmserve.preprocess.pool.worker"}
 
 
@@ -48,6 +49,18 @@ def test_ctrl_c_ends_the_traffic_and_what_was_seen_is_still_told():
             process.kill()
     assert "| nothing was left in the server | passed |" in shown, errors
     assert process.returncode in (0, 1), "it passed or failed, and was not torn down"
+
+
+async def test_a_server_that_goes_away_fails_and_what_was_seen_is_still_told():
+    plan, told = Plan(seconds=3.0, concurrency=2), []
+    with serving(FakeService(), Config()) as url:
+        run = asyncio.create_task(soak(url, None, plan, told.append))
+        while not told:
+            await asyncio.sleep(0.01)
+    report = await run
+    found = {line["check"]: line["verdict"] for line in report.checks(plan)}
+    assert found["it is ready afterwards"] == "FAILED"
+    assert any("ConnectError" in line for line in told)
 
 
 @pytest.mark.parametrize(
