@@ -342,7 +342,7 @@ def _check(config: ModelConfig) -> None:
         or (text.mrope_interleaved and rotary <= text.head_dim // 2),
         "out_hidden_size": vision.out_hidden_size == text.hidden_size,
         "num_heads": vision.hidden_size % vision.num_heads == 0 and vision.head_dim % 4 == 0,
-        "deepstack_visual_indexes": len(vision.deepstack_layers) <= text.num_layers
+        "deepstack_visual_indexes": len(vision.deepstack_layers) < text.num_layers
         and all(0 <= i < vision.depth for i in vision.deepstack_layers),
         "window_size": vision.window_size is None
         or vision.window_size % (vision.merge_size * vision.patch_size) == 0,

@@ -12,6 +12,6 @@ class Qwen2(Decoder):
         residual = self.embed(inputs)
         rope = self.rope(inputs.positions, residual.dtype)
         branch: torch.Tensor | None = None
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             branch, residual = layer(branch, residual, rope, inputs.attention)
-        return self.logits(branch, residual, inputs.logit_rows)
+        return self.logits(branch, residual, rope, inputs)

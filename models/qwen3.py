@@ -12,14 +12,15 @@ class Qwen3(Decoder):
         residual = self.embed(inputs)
         rope = self.rope(inputs.positions, residual.dtype)
         branch: torch.Tensor | None = None
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.layers[:-1]):
             branch, residual = layer(branch, residual, rope, inputs.attention)
             _deepstack(branch, i, inputs.vision)
-        return self.logits(branch, residual, inputs.logit_rows)
+        return self.logits(branch, residual, rope, inputs)
 
 
 def _deepstack(branch: torch.Tensor, layer: int, vision: VisionRows | None) -> None:
-    """Add feature ``1 + layer`` to the rows under vision items after each of the first D layers.
+    """Add feature ``1 + layer`` to the rows under vision items after each of the first D layers, of which the
+    last is none (``read_config``).
 
     DeepStack, https://arxiv.org/abs/2406.04334.
     """

@@ -30,9 +30,13 @@ class DecoderAttention(nn.Module):
         self.shape = (heads + 2 * kv_heads, dim)
         self.ops = place.ops
 
-    def forward(self, x: torch.Tensor, rope: RopeTable, attention: Attention) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, rope: RopeTable, attention: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[T, hidden] -> the same, or only its ``rows`` int64 [R]: [R, hidden]."""
         qkv = self.qkv(x).view(-1, *self.shape)
         norm = None if self.qk_norm is None else self.qk_norm.weight
         self.ops.rotate_heads(qkv, self.split[0] + self.split[1], norm, self.eps, *rope)
         q, k, v = qkv.split(self.split, 1)
-        return self.o_proj(attention.forward(q, k, v, self.layer).flatten(1))
+        out = attention.forward(q, k, v, self.layer).flatten(1)
+        return self.o_proj(out if rows is None else out.index_select(0, rows))

@@ -25,14 +25,23 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, place)
 
     def forward(
-        self, branch: torch.Tensor | None, residual: torch.Tensor, rope: RopeTable, attention: Attention
+        self,
+        branch: torch.Tensor | None,
+        residual: torch.Tensor,
+        rope: RopeTable,
+        attention: Attention,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(branch, residual) of the layer below to those of this one; no branch below the first."""
+        """(branch, residual) of the layer below to those of this one; no branch below the first. Given
+        ``rows``, only theirs: keys and values of all are stored, what lies behind attention is not computed.
+        """
         if branch is None:
             normed = self.input_layernorm(residual)
         else:
             normed, residual = self.input_layernorm.add(branch, residual)
-        branch = self.self_attn(normed, rope, attention)
+        branch = self.self_attn(normed, rope, attention, rows)
+        if rows is not None:
+            residual = residual.index_select(0, rows)
         normed, residual = self.post_attention_layernorm.add(branch, residual)
         return self.mlp(normed), residual
 
@@ -56,8 +65,11 @@ class Decoder(nn.Module):
             hidden.index_copy_(0, inputs.vision.rows, inputs.vision.features[:, 0])
         return hidden
 
-    def logits(self, branch: torch.Tensor | None, residual: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [R, vocab] of the wanted rows; the others never meet the head."""
-        assert branch is not None, "a decoder has at least one layer"
-        hidden, _ = self.norm.add(branch.index_select(0, rows), residual.index_select(0, rows))
+    def logits(
+        self, branch: torch.Tensor | None, residual: torch.Tensor, rope: RopeTable, inputs: ForwardInput
+    ) -> torch.Tensor:
+        """The last layer and the head: logits [R, vocab] of the wanted rows. The others end with the keys and
+        values that they leave for later tokens."""
+        branch, residual = self.layers[-1](branch, residual, rope, inputs.attention, inputs.logit_rows)
+        hidden, _ = self.norm.add(branch, residual)
         return self.lm_head(hidden)
