@@ -62,15 +62,25 @@ class Detokenizer:
         text so far:  |-- given out --|-- held back: may be the start of a stop string --|
 
     ``add`` returns new text that is final; ``flush`` the rest. After ``stopped`` nothing follows: the
-    text ends before the stop string that came first.
+    text ends before the stop string that came first, or behind it if it is ``with_stop``. ``with_special``
+    shows special tokens too.
     """
 
-    def __init__(self, tokens: TokenBytes, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokens: TokenBytes,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        with_stop: bool = False,
+        with_special: bool = False,
+    ) -> None:
         self.stopped = False
         self.num_tokens = 0
-        self._tokens = tokens
         self._stop = [s for s in stop if s]
         self._min_tokens = min_tokens
+        self._with_stop = with_stop
+        self._bytes = tokens.raw if with_special else tokens.text
         self._held = ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -79,27 +89,29 @@ class Detokenizer:
         if self.stopped:
             return ""
         self.num_tokens += 1
-        self._held += self._utf8.decode(self._tokens.text(token))
+        self._held += self._utf8.decode(self._bytes(token))
         if self.num_tokens <= self._min_tokens:
             return self._give(len(self._held))
-        return self._up_to_stop() if self._find_stop() >= 0 else self._give(self._safe_length())
+        return self._up_to_stop() if self._find_stop() is not None else self._give(self._safe_length())
 
     def flush(self) -> str:
         """The end of the text; bytes of an unfinished character become U+FFFD."""
         if self.stopped:
             return ""
         self._held += self._utf8.decode(b"", final=True)
-        if self.num_tokens > self._min_tokens and self._find_stop() >= 0:
+        if self.num_tokens > self._min_tokens and self._find_stop() is not None:
             return self._up_to_stop()
         return self._give(len(self._held))
 
-    def _find_stop(self) -> int:
-        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
-        return min(found, default=-1)
+    def _find_stop(self) -> tuple[int, int] | None:
+        """Where the stop string that comes first begins, and its length."""
+        return min(((at, len(s)) for s in self._stop if (at := self._held.find(s)) >= 0), default=None)
 
     def _up_to_stop(self) -> str:
+        found = self._find_stop()
+        assert found is not None
         self.stopped = True
-        return self._give(self._find_stop())
+        return self._give(found[0] + (found[1] if self._with_stop else 0))
 
     def _give(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]

@@ -35,6 +35,7 @@ from mmserve.engine.mixing import Mixing
 from mmserve.engine.runner.devices import device_for
 from mmserve.engine.runner.runner import Runner
 from mmserve.engine.sampling.sampler import Sampler
+from mmserve.engine.sampling.scoring import score_prompts
 from mmserve.engine.scheduler.memory import Memory
 from mmserve.engine.scheduler.request import Batch, Request, Status
 from mmserve.engine.scheduler.scheduler import Scheduler
@@ -222,7 +223,8 @@ class Engine:
         try:
             logits = self.runner.run(batch)
             with torch.inference_mode():
-                sampled = self.sampler.sample(logits, sampling) if sampling else []
+                sampled = self.sampler.sample(logits[: len(sampling)], sampling) if sampling else []
+                score_prompts(logits[len(sampling) :], batch.prompts)
         except Exception as error:
             return self._fail([chunk.request for chunk in batch], error)
         self._steps += 1
@@ -290,6 +292,7 @@ class Engine:
             request_id=request.request_id,
             token_ids=tokens,
             logprobs=logprobs,
+            prompt_logprobs=request.take_scores() if tokens else None,
             finish_reason=request.finish_reason,
             error=error,
             error_code=error_code,
@@ -341,6 +344,7 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError unless pages and pins are each free or owned, and by one request."""
         self.scheduler.check_integrity()
+        self.sampler.check_integrity(self._requests.values())
         self.stage.check_integrity()
         queued = sum(map(len, (self.scheduler.running, self.scheduler.waiting, self.scheduler.parked)))
         assert queued == len(self._requests), f"{len(self._requests)} requests, {queued} in the queues"

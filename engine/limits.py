@@ -4,6 +4,7 @@ from mmserve.core.errors import ContextLengthExceeded, InvalidRequest
 from mmserve.core.messages import PreparedRequest, SamplingParams
 
 MAX_LOGPROBS = 20
+MAX_BAD_WORDS = (128, 256)  # how many, and characters of each
 
 
 def answer_length(request: PreparedRequest, max_len: int) -> int:
@@ -42,7 +43,7 @@ def check_sampling(params: SamplingParams, vocab: int) -> None:
     for name, fine, allowed in _rules(params):
         if not fine:
             raise InvalidRequest(f"{name} must be {allowed}, not {getattr(params, name)!r}", param=name)
-    for name in ("logit_bias", "stop_token_ids"):
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
         strangers = [t for t in getattr(params, name) if not 0 <= t < vocab]
         if strangers:
             raise InvalidRequest(
@@ -64,8 +65,17 @@ def _rules(p: SamplingParams) -> list[tuple[str, bool, str]]:
             all(-100 <= v <= 100 for v in p.logit_bias.values()),
             "from -100 to 100 each",
         ),
+        (
+            "bad_words",
+            len(p.bad_words) <= MAX_BAD_WORDS[0]
+            and all(isinstance(w, str) and 0 < len(w) <= MAX_BAD_WORDS[1] for w in p.bad_words),
+            f"at most {MAX_BAD_WORDS[0]} words, each of 1 to {MAX_BAD_WORDS[1]} characters",
+        ),
         ("max_tokens", p.max_tokens is None or p.max_tokens > 0, "at least 1"),
         ("min_tokens", p.min_tokens >= 0, "0 or more"),
         ("thinking_budget", p.thinking_budget is None or p.thinking_budget >= 0, "0 or more"),
-        ("logprobs", p.logprobs is None or 0 <= p.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+        *(
+            (name, count is None or 0 <= count <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}")
+            for name, count in (("logprobs", p.logprobs), ("prompt_logprobs", p.prompt_logprobs))
+        ),
     ]

@@ -5,6 +5,7 @@ from msgspec import Struct, structs
 from mmserve.core.messages import (
     FinishReason,
     PreparedRequest,
+    PromptLogprobs,
     SamplingParams,
     TextLogprob,
     TextOutput,
@@ -27,8 +28,10 @@ class Brief(Struct, frozen=True):
 
     @classmethod
     def of(cls, request: PreparedRequest) -> "Brief":
-        """Without the form and the biases, which are the engine's matter and may be large."""
-        sampling = structs.replace(request.sampling, grammar=None, logit_bias={})
+        """Without the form, the biases and the words, which are the engine's matter and may be large."""
+        sampling = structs.replace(
+            request.sampling, grammar=None, logit_bias={}, bad_words=(), allowed_token_ids=()
+        )
         return cls(request.request_id, sampling, request.stop, request.thinking)
 
 
@@ -57,11 +60,18 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self._brief = brief
         self._tokens = tokens
-        self._detokenizer = Detokenizer(tokens, brief.stop, brief.sampling.min_tokens)
+        self._detokenizer = Detokenizer(
+            tokens,
+            brief.stop,
+            brief.sampling.min_tokens,
+            with_stop=brief.sampling.include_stop_str_in_output,
+            with_special=not brief.sampling.skip_special_tokens,
+        )
         self._thoughts = ThoughtCount(brief.thinking)
         self._completion = 0
         self._ids: list[int] = []  # taken since the last piece of text
         self._logprobs: list[TextLogprob] = []
+        self._prompt: PromptLogprobs | None = None  # until it is given out
 
     def add(self, output: TokenOutput) -> Said:
         """Take the next output; its piece is None while there is nothing to show."""
@@ -75,23 +85,28 @@ class Answer:
         return Said(len(output.token_ids), output.timings, piece, early)
 
     def _take(self, output: TokenOutput) -> list[str]:
-        """The text of each token; that of a stop token is not part of the answer."""
+        """The text of each token; that of a stop token is not part of the answer, unless it was asked for."""
         self._completion += len(output.token_ids)
         self._ids += output.token_ids
         self._logprobs += [self._shown(logprob) for logprob in output.logprobs or ()]
+        if output.prompt_logprobs is not None:
+            self._prompt = self._spelled(output.prompt_logprobs)
         spoken = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
         for token in spoken:
             self._thoughts.add(token)
-        return [self._detokenizer.add(token) for token in spoken]
+        shown = output.token_ids if self._brief.sampling.include_stop_str_in_output else spoken
+        return [self._detokenizer.add(token) for token in shown]
 
     def _piece(self, text: str, output: TokenOutput, timings: Timings | None) -> TextOutput:
         ids, self._ids = tuple(self._ids), []
         logprobs, self._logprobs = tuple(self._logprobs), []
+        prompt, self._prompt = self._prompt, None
         return TextOutput(
             request_id=self._brief.request_id,
             text=text,
             token_ids=ids,
             logprobs=None if self._brief.sampling.logprobs is None else logprobs,
+            prompt_logprobs=prompt,
             finish_reason=self.finish_reason,
             error=output.error,
             error_code=output.error_code,
@@ -106,6 +121,11 @@ class Answer:
             cached_tokens=output.cached_tokens,
             reasoning_tokens=self._thoughts.tokens,
         )
+
+    def _spelled(self, prompt: PromptLogprobs) -> PromptLogprobs:
+        """With the bytes of every token."""
+        known = {*prompt.token_ids.tolist(), *prompt.top_ids.ravel().tolist()}
+        return structs.replace(prompt, texts={token: self._tokens.raw(token) for token in known})
 
     def _shown(self, logprob: TokenLogprob) -> TextLogprob:
         top = tuple((self._tokens.raw(token), value) for token, value in logprob.top)

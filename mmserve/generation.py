@@ -11,6 +11,7 @@ from mmserve.core.errors import DeadlineExceeded, MMServeError
 from mmserve.core.messages import (
     ChatInput,
     ImagePart,
+    PromptLogprobs,
     Seen,
     TextLogprob,
     TextOutput,
@@ -114,6 +115,7 @@ class Answer(Struct):
 
     text: str = ""
     logprobs: list[TextLogprob] = []
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: str | None = None
     usage: Usage = Usage()
     timings: Timings | None = None
@@ -121,6 +123,7 @@ class Answer(Struct):
 
     def add(self, output: TextOutput) -> None:
         self.logprobs += output.logprobs or ()
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.finish_reason = output.finish_reason
         self.usage = output.usage
         self.timings = output.timings or self.timings

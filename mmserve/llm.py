@@ -26,6 +26,7 @@ from mmserve.core.messages import (
     ChatInput,
     FinishReason,
     Message,
+    PromptLogprob,
     SamplingParams,
     TextLogprob,
     TextOutput,
@@ -43,13 +44,15 @@ _URLS = ("http://", "https://", "data:", "file://")
 
 @dataclass
 class Completion:
-    """One finished answer. ``logprobs`` is None unless the sampling asked for them."""
+    """One finished answer. ``logprobs`` and ``prompt_logprobs`` are None unless the sampling asked for them;
+    the latter have an entry for each token of the prompt, None for the first."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     usage: Usage = field(default_factory=Usage)
     logprobs: list[TextLogprob] | None = None
+    prompt_logprobs: list[PromptLogprob | None] | None = None
     timings: Timings | None = None
 
     def add(self, output: TextOutput) -> None:
@@ -58,6 +61,8 @@ class Completion:
         self.finish_reason, self.usage, self.timings = output.finish_reason, output.usage, output.timings
         if output.logprobs is not None:
             self.logprobs = (self.logprobs or []) + list(output.logprobs)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = list(output.prompt_logprobs.rows())
 
 
 class LLM:

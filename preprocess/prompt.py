@@ -20,7 +20,8 @@ class Prompt:
 
     ``token_ids`` int32 [N], ``radix_keys`` int64 [N], ``positions`` int32 [3, N], read-only;
     ``spans[m][i]`` is the token range of item i of medium m; ``stages`` seconds by stage. ``start`` is where
-    the answer begins; ``thinking``, without a budget yet, how its thoughts are told, None if there are none.
+    the answer begins; ``thinking``, without a budget yet, how its thoughts are told, None if there are none;
+    ``bad_words`` the tokens of what must not come in it.
     """
 
     token_ids: np.ndarray
@@ -31,6 +32,7 @@ class Prompt:
     stages: Mapping[str, float] = field(default_factory=dict)
     start: Start = Start.OUTSIDE
     thinking: Thinking | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def to_prepared(chat: ChatInput, media: Sequence[Medium], prompt: Prompt) -> Pre
         deadline=chat.deadline,
         cache_salt=chat.cache_salt,
         thinking=_thinking(prompt, chat.sampling),
+        bad_words=prompt.bad_words,
     )
     return Prepared(request, tuple(m.seen for m in media), prompt.stages, prompt.start)
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import ChatInput
 from mmserve.core.thinking import CLOSE, CLOSING, OPEN, Start, Thinking
+from mmserve.preprocess.bad_words import spelled
 from mmserve.preprocess.layout import lay_out, radix_keys
 from mmserve.preprocess.media import Medium
 from mmserve.preprocess.positions import mrope
@@ -49,6 +50,7 @@ class Writer:
             stages=stages.seconds,
             start=start,
             thinking=self._told(start),
+            bad_words=spelled(chat.sampling.bad_words, self.text),
         )
 
     def chat_tokens(self, chat: ChatInput) -> list[int]:

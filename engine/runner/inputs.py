@@ -40,10 +40,12 @@ class FlatBatch:
         self.spans += map(Span, rows, starts, stops, tables)
 
     def _logit_rows(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Every decode's row, and the last row of every prompt that ends in this step."""
-        spans = zip(self.spans[len(batch.decodes) :], batch.prompts, strict=True)
+        """Every decode's row, and the last row of every prompt that ends in this step; behind them the rows
+        that prompts want for their own log-probabilities."""
+        spans = list(zip(self.spans[len(batch.decodes) :], batch.prompts, strict=True))
         ends = [span.row + len(span) - 1 for span, chunk in spans if chunk.samples]
-        return np.array([*range(len(batch.decodes)), *ends], dtype=np.int64)
+        own = [np.asarray(chunk.wanted) + (span.row - chunk.start) for span, chunk in spans if chunk.wanted]
+        return np.concatenate((np.arange(len(batch.decodes)), ends, *own)).astype(np.int64)
 
     def _prompt(self, chunk: Chunk) -> None:
         row = self.spans[-1].row + len(self.spans[-1]) if self.spans else 0

@@ -30,7 +30,8 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> torch.Tensor:
-        """Logits [R, vocab] for the chunks of ``batch`` that sample, in their order."""
+        """Logits [R, vocab] for the requests of ``batch`` that sample, in their order, and behind them the
+        rows that its prompts want, chunk after chunk."""
         flat = FlatBatch(batch)
         if not batch.prompts:
             return self.decodes.run(flat)

@@ -33,14 +33,14 @@ class SamplingBatch:
             return
         most = max(BLOCK_BYTES[history.device.type] // (4 * vocab), 1)
         self._blocks = [
-            Block(rows, [self.requests[i] for i in rows], records[rows], history)
+            Block(rows, [self.requests[i] for i in rows.tolist()], records[rows], history)
             for rows in _alike(records["kind"], most)
         ]
         self._greedy = np.flatnonzero(records["kind"] & (DRAWN | EDITED) == 0)
         self._greedy_index = rows_index(self._greedy, history.device)
         self._reported = np.flatnonzero(records["kind"] & REPORTED)
         self._counts = records["logprobs"][self._reported]
-        self._steered = [self.requests[i] for i in np.flatnonzero(records["kind"] & STEERED)]
+        self._steered = [self.requests[i] for i in np.flatnonzero(records["kind"] & STEERED).tolist()]
         self._buffer = torch.empty(
             max((len(b.rows) for b in self._blocks), default=0), vocab, device=history.device
         )

@@ -76,7 +76,7 @@ def _edits_of(requests: Sequence[Request], records: Records, history: History) -
 
     def needing(flag: int, without: int = 0) -> tuple[Rows, list[Request]]:
         rows = np.flatnonzero((kind & flag != 0) & (kind & without == 0))
-        return rows, [requests[i] for i in rows]
+        return rows, [requests[i] for i in rows.tolist()]
 
     rows, those = needing(PENALISED)
     if those:

@@ -96,8 +96,8 @@ def _ranked_threshold(x: torch.Tensor, maxima: Floats, floor: Floats, cuts: Cuts
     look = min(int(top_k.max()), FIRST_LOOK)
     while True:
         bound = np.maximum(nth_bound(x, maxima, look), floor)
-        best = np.sort(at_least(x, bound)[0], axis=-1)[:, ::-1]
-        allowed = (np.arange(best.shape[1]) < top_k[:, None]) & (best > -np.inf)
+        best = _sorted(x if look >= x.shape[1] else at_least(x, bound)[0])
+        allowed = (np.arange(best.shape[1]) < top_k[:, None]) & (best >= floor[:, None]) & (best > -np.inf)
         share = np.where(allowed, _weights(best, maxima), 0)
         cumulated = share.cumsum(-1)
         wanted = cuts.top_p * np.where(endless, mass, cumulated[:, -1])
@@ -107,6 +107,11 @@ def _ranked_threshold(x: torch.Tensor, maxima: Floats, floor: Floats, cuts: Cuts
         look *= WIDER
     inside = (cumulated - share < wanted[:, None]) & allowed
     return best[np.arange(len(best)), inside.sum(-1).clip(min=1) - 1]
+
+
+def _sorted(values: Floats | torch.Tensor) -> Floats:
+    """Largest first. Numpy sorts the numbers of a row, without their places, as vectors."""
+    return np.sort(host(values) if isinstance(values, torch.Tensor) else values, axis=-1)[:, ::-1]
 
 
 def _mass(x: torch.Tensor, maxima: Floats, floor: Floats) -> Floats:

@@ -1,6 +1,8 @@
 """The best few of each row, without sorting the vocabulary: torch goes over all of it, on whatever device;
 what is left is little, and numpy's."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -96,5 +98,5 @@ def nth_bound(x: torch.Tensor, maxima: Floats, count: int) -> Floats:
     return np.partition(source, source.shape[1] - count, axis=-1)[:, -count]
 
 
-def host(x: torch.Tensor) -> npt.NDArray[np.generic]:
+def host(x: torch.Tensor) -> npt.NDArray[Any]:
     return x.cpu().numpy()

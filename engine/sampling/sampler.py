@@ -60,7 +60,7 @@ class Sampler:
         records = self._slots.records
         kind = records["kind"]
         kind[slots[records["step"][slots] >= records["may_end"][slots]]] &= ~HELD
-        for i in np.flatnonzero(kind[slots] & STEERED):
+        for i in np.flatnonzero(kind[slots] & STEERED).tolist():
             if requests[i].steering is None:
                 kind[slots[i]] &= ~STEERED
         return SamplingBatch(requests, records[slots], self._history, logits.shape[1])

@@ -32,16 +32,16 @@ class Memory:
         return self.pages.free + (self.prefixes.evictable if self.prefixes else 0)
 
     def cached_len(self, request: Request) -> int:
-        """How much of ``request`` is cached at this moment."""
+        """How much of ``request`` is cached at this moment, as far as that is of use."""
         if self.prefixes is None:
             return 0
-        return self.prefixes.length(request.keys(request.num_tokens - 1), request.salt)
+        return self.prefixes.length(request.keys(request.sharable_len), request.salt)
 
     def share(self, request: Request) -> None:
-        """Lock the longest cached prefix; its last known token stays to be computed, for its logits."""
+        """Lock the longest cached prefix that is of use."""
         if self.prefixes is None:
             return
-        found = self.prefixes.match(request.keys(request.num_tokens - 1), request.salt)
+        found = self.prefixes.match(request.keys(request.sharable_len), request.salt)
         if found.length:
             self.prefixes.lock(found.node)
             request.table.extend(self.prefixes.path(found.node))

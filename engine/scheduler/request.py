@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from mmserve.core.messages import FinishReason, PreparedRequest, Timings, VisionItem
+from mmserve.core.messages import FinishReason, PreparedRequest, PromptLogprobs, Timings, VisionItem
 from mmserve.engine.grammar.steering import Steering
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.radix import Keys, Node, Salt
+from mmserve.engine.sampling.prompt_scores import LOGIT_ROWS, PromptScores
+
 
 PATIENCE_S = 10.0  # a request without a deadline is due so long after it came
 ANSWER_WEIGHT = 2  # what a token of an answer counts beside one of a prompt (as in arXiv:2401.00588)
@@ -58,6 +60,7 @@ class Request:
     stop_ids: frozenset[int]
     table: PageTable
     steering: Steering | None = None  # of an answer with a form, or a budget for thoughts, until it is free
+    scores: PromptScores | None = field(init=False)  # of the prompt, if asked for, until they are told
     items: list[VisionItem] = field(init=False)
     token_ids: npt.NDArray[np.int32] = field(init=False)
     num_tokens: int = field(init=False)
@@ -89,6 +92,8 @@ class Request:
         self.prompt_len = self.num_tokens = self.prepared.num_tokens
         self.token_ids = np.empty(self.prompt_len + self.max_tokens, dtype=np.int32)
         self.token_ids[: self.prompt_len] = self.prepared.token_ids
+        count = self.prepared.sampling.prompt_logprobs
+        self.scores = None if count is None else PromptScores(self.prepared.token_ids, count)
         self.items = list(self.prepared.items)
         self.prepared = replace(self.prepared, items=())
         deadline = self.prepared.deadline
@@ -112,6 +117,12 @@ class Request:
     def decoding(self) -> bool:
         """Only the newest token is left to compute."""
         return self.computed_len == self.num_tokens - 1 and self.num_tokens > self.prompt_len
+
+    @property
+    def sharable_len(self) -> int:
+        """How much of a cached prefix is of use: what follows is to be computed, for its logits."""
+        known = self.num_tokens - 1
+        return known if self.scores is None else min(self.scores.known, known)
 
     @property
     def salt(self) -> Salt:
@@ -186,6 +197,11 @@ class Request:
             self.steering is not None and self.steering.complete
         )
 
+    def take_scores(self) -> PromptLogprobs | None:
+        """The prompt's log-probabilities, once."""
+        scores, self.scores = self.scores, None
+        return None if scores is None else scores.message()
+
     def generated(self) -> npt.NDArray[np.int32]:
         return self.token_ids[self.prompt_len : self.num_tokens]
 
@@ -205,16 +221,24 @@ class Chunk:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def wanted(self) -> range:
+        """The tokens whose logits the prompt's own log-probabilities need."""
+        scores = self.request.scores
+        return range(0) if scores is None else scores.wanted(self.start, self.stop)
+
 
 class Batch:
-    """One step: ``decodes``, requests whose newest token is computed, before ``prompts``, chunks of others;
-    and ``room``, the tokens that could still be added."""
+    """One step: ``decodes``, requests whose newest token is computed, before ``prompts``, chunks of the others;
+    ``room``, the tokens that could still be added; and ``logit_room``, those of them whose logits prompts may
+    want for themselves."""
 
     def __init__(self, budget: int) -> None:
         self.decodes: list[Request] = []
         self.prompts: list[Chunk] = []
         self.num_tokens = 0
         self.room = budget
+        self.logit_room = LOGIT_ROWS
 
     def __len__(self) -> int:
         return len(self.decodes) + len(self.prompts)
@@ -241,8 +265,13 @@ class Batch:
         self.room -= len(self.decodes)
 
     def add_prompt(self, request: Request, stop: int) -> None:
-        """Tokens from where ``request`` stands up to ``stop``, if that is any."""
+        """Tokens from where ``request`` stands up to ``stop``, if that is any; fewer where there is no room
+        for their logits."""
         start = request.computed_len
+        if request.scores is not None:
+            wanted = request.scores.wanted(start, stop)
+            stop = min(stop, wanted.start + self.logit_room) if len(wanted) > self.logit_room else stop
+            self.logit_room -= min(len(wanted), self.logit_room)
         if start < stop:
             self.prompts.append(Chunk(request, start, stop, stop == request.num_tokens))
             self.num_tokens += stop - start

@@ -109,7 +109,9 @@ class Scheduler:
         if request.awaited is None or not _prefills(request.awaited):
             request.awaited = None  # lest those who come one after the other keep each other in memory
             known = request.num_tokens + (self.memory.cached_len(request) if self.prefilling else 0)
-            request.awaited = next((r for r in self.prefilling if 2 * common_len(r, request) > known), None)
+            useful = request.sharable_len
+            others = (r for r in self.prefilling if 2 * min(common_len(r, request), useful) > known)
+            request.awaited = next(others, None)
         return request.awaited is not None
 
     def _preempt(self, request: Request) -> None:

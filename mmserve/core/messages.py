@@ -6,6 +6,7 @@ Arrays are numpy; nothing here knows torch, HTTP or a file format.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -221,6 +222,42 @@ class TokenLogprob(Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprob(Struct, frozen=True):
+    """Of one token of a prompt: its log-probability given what stands before it, its ``rank`` among all (1 is
+    the most likely), and the most likely tokens as (token, its bytes, logprob)."""
+
+    token_id: int
+    token: bytes
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+class PromptLogprobs(Struct, frozen=True):
+    """Of a whole prompt of N tokens, as arrays: a long prompt has hundreds of thousands of numbers.
+
+    ``token_ids`` int32 [N]; of those from the second on, ``logprobs`` float32 and ``ranks`` int32 [N - 1],
+    ``top_ids`` int32 and ``top_logprobs`` float32 [N - 1, count], the most likely first. ``texts`` are the
+    bytes of every token among them, once they are known.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    ranks: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+    texts: dict[int, bytes] = {}
+
+    def rows(self) -> Iterator[PromptLogprob | None]:
+        """Token after token; None for the first, before which there is nothing."""
+        yield None
+        columns = (self.token_ids[1:], self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
+        texts = self.texts
+        for token, logprob, rank, ids, values in zip(*(c.tolist() for c in columns), strict=True):
+            top = tuple((i, texts.get(i, b""), v) for i, v in zip(ids, values, strict=True))
+            yield PromptLogprob(token, texts.get(token, b""), logprob, rank, top)
+
+
 class Timings(Struct, frozen=True):
     """Monotonic seconds (``time.monotonic``) of a request's life in the engine; None until it happened."""
 
@@ -236,11 +273,13 @@ class Timings(Struct, frozen=True):
 
 
 class TokenOutput(Struct, frozen=True, kw_only=True):
-    """New tokens of one request after one step. Exactly one output per request has a ``finish_reason``."""
+    """New tokens of one request after one step. Exactly one output per request has a ``finish_reason``; the
+    first has ``prompt_logprobs``, if they were asked for."""
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
     error_code: str | None = None
@@ -281,6 +320,7 @@ class TextLogprob(Struct, frozen=True):
 class TextOutput(Struct, frozen=True, kw_only=True):
     """New text of one request: whole characters only, and never a part of a stop string.
 
+    The first has the ``prompt_logprobs``, if they were asked for.
     ``media``, what was seen of each picture and clip, and ``start``, where the answer begins, are the same in
     every piece.
     """
@@ -289,6 +329,7 @@ class TextOutput(Struct, frozen=True, kw_only=True):
     text: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TextLogprob, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
     error_code: str | None = None

@@ -58,6 +58,7 @@ class CaptionJob:
         self.service, self.desk, self.body = service, desk, body
         self.owner, self.started = owner, started
         self.wanted = body.read(CaptionRequest)
+        self.wanted.refuse()
         self.include = self.wanted.includes()
         check_model(service, self.wanted.model)
         check_include(self.include)

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request
+from msgspec.structs import replace
 from starlette.responses import Response
 
-from mmserve.core.messages import ChatInput, Message, TextLogprob, TextOutput, Timings, Usage
+from mmserve.core.messages import ChatInput, Message, PromptLogprobs, TextLogprob, TextOutput, Timings, Usage
 from mmserve.generation import Generator, merged
 from mmserve.media import MediaDesk
 from mmserve.parsing.toolbox import read_toolbox
@@ -19,6 +20,7 @@ from mmserve.server.deadline import deadline
 from mmserve.server.forms import form_of, form_with_tools
 from mmserve.server.models import check_model
 from mmserve.server.parsed import Piece, parsed
+from mmserve.server.prompt_logprobs import LEAST_LOGPROB, prompt_logprobs_body
 from mmserve.server.protocol import ChatRequest, read_json
 from mmserve.server.reply import answered
 from mmserve.server.report import media_body
@@ -28,7 +30,6 @@ from mmserve.server.usage import timings_body, usage_body
 
 router = APIRouter()
 encode = msgspec.json.encode
-LEAST_LOGPROB = -9999.0  # what OpenAI shows for impossible tokens; JSON has no -inf
 
 
 @router.post("/v1/chat/completions")
@@ -63,6 +64,7 @@ class ChatJob:
             service.spec.sampling,
             max_tokens=wanted.max_completion_tokens or wanted.max_tokens,
             logprobs=(wanted.top_logprobs or 0) if wanted.logprobs else None,
+            prompt_logprobs=wanted.prompt_logprobs,
             form=form_with_tools(form, self.tools, template),
             thinking_budget=wanted.budget(template),
         )
@@ -71,10 +73,13 @@ class ChatJob:
         chats = await self._chats()
         choices = [Choice() for _ in chats]
         logprobs: list[list[TextLogprob]] = [[] for _ in chats]
+        prompt: PromptLogprobs | None = None
         async with aclosing(self._pieces(chats)) as pieces:
             async for index, piece in pieces:
                 choices[index].take(piece)
                 logprobs[index] += piece.output.logprobs or ()
+                prompt = piece.output.prompt_logprobs or prompt
+        extra = {} if prompt is None else {"prompt_logprobs": await prompt_logprobs_body(prompt)}
         return {
             "id": self.id,
             "object": "chat.completion",
@@ -86,6 +91,7 @@ class ChatJob:
             ],
             "usage": usage_body([choice.usage for choice in choices]),
             "timings": timings_body(choices[0].timings, self.started),
+            **extra,
             **media_body(chats[0].messages, choices[0].last.media, self.include),
         }
 
@@ -129,11 +135,11 @@ class ChatJob:
         return [self._chat(messages, i) for i in range(self.count)]
 
     def _chat(self, messages: tuple[Message, ...], index: int) -> ChatInput:
-        wanted = self.wanted
+        wanted, sampling = self.wanted, reseeded(self.sampling, index)
         return ChatInput(
             request_id=f"{self.id}-{index}",
             messages=messages,
-            sampling=reseeded(self.sampling, index),
+            sampling=replace(sampling, prompt_logprobs=None) if index else sampling,
             stop=wanted.stop_texts(),
             add_generation_prompt=wanted.add_generation_prompt is not False,
             template_kwargs=self.template_kwargs,

@@ -4,7 +4,9 @@ No chat template is applied: reserved tokens of a prompt count, as in ``LLM.gene
 go to /v1/chat/completions.
 """
 
+import asyncio
 import codecs
+import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -13,17 +15,26 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from msgspec import Meta
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from mmserve.core.errors import InvalidRequest, MMServeError
-from mmserve.core.messages import ChatInput, TextLogprob, TextOutput, Timings, Usage
+from mmserve.core.messages import (
+    ChatInput,
+    PromptLogprobs,
+    SamplingParams,
+    TextLogprob,
+    TextOutput,
+    Timings,
+    Usage,
+)
 from mmserve.generation import Answer, collect, generate
-from mmserve.server.chat import LEAST_LOGPROB
 from mmserve.server.deadline import DeadlineMs, deadline
 from mmserve.server.errors import unsupported
-from mmserve.server.forms import form_of
+from mmserve.server.forms import ResponseFormat, form_of
 from mmserve.server.models import check_model
-from mmserve.server.protocol import SamplingFields, StreamOptions, read_json
+from mmserve.server.prompt_logprobs import LEAST_LOGPROB, prompt_logprobs_body
+from mmserve.server.protocol import Alternatives, SamplingFields, StreamOptions, check_best_of, read_json
 from mmserve.server.reply import answered
 from mmserve.server.sampling import reseeded, sampling_params
 from mmserve.server.stream import event
@@ -34,7 +45,6 @@ router = APIRouter()
 Prompt = str | tuple[int, ...]
 
 DEFAULT_TOKENS = 16  # OpenAI's, of this endpoint alone
-MOST_LOGPROBS = 20
 LARGEST_ID = 2**31 - 1
 
 
@@ -48,7 +58,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Alternatives | None = None
+    prompt_logprobs: Alternatives | None = None
+    response_format: ResponseFormat | None = None
     suffix: str | None = None
     priority: int | None = None
     deadline_ms: DeadlineMs | None = None
@@ -58,10 +70,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
         """InvalidRequest for fields that contradict each other or that this server cannot honour."""
         if self.suffix:
             raise unsupported("suffix", "this server writes on, it does not fill in; leave suffix out")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise unsupported("best_of", "best_of may only be n: every answer is given out, none is chosen")
-        if self.echo and self.logprobs is not None:
-            raise unsupported("echo", "a prompt has no log-probabilities here; leave out echo or logprobs")
+        self.refuse()
+        check_best_of(self.best_of, self.n)
+        if self.prompt_logprobs is not None and self.stream:
+            raise unsupported("prompt_logprobs", "prompt_logprobs are not told in a stream; leave stream out")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed with stream: true", param="stream_options")
 
@@ -110,13 +122,20 @@ class CompletionJob:
             service.spec.sampling,
             max_tokens=wanted.max_tokens or DEFAULT_TOKENS,
             logprobs=wanted.logprobs,
-            form=form_of(None, wanted.structured_outputs),
+            prompt_logprobs=self._prompt_logprobs(),
+            form=form_of(wanted.response_format, wanted.structured_outputs),
         )
+
+    def _prompt_logprobs(self) -> int | None:
+        """How many alternatives are told of the prompt; where it is echoed with log-probabilities, as of the
+        answer."""
+        own = self.wanted.prompt_logprobs
+        return self.wanted.logprobs if own is None and self.wanted.echo else own
 
     async def complete(self) -> dict[str, Any]:
         with _naming_the_prompt():
             answers = await collect(generate(self.service, self._chats()), self.count)
-        choices = [self._whole_choice(i, answer) for i, answer in enumerate(answers)]
+        choices = [await self._whole_choice(i, answers) for i in range(self.count)]
         usages = [answer.usage for answer in answers]
         return {**self._head(), "choices": choices, **self._last(usages, answers[0].timings)}
 
@@ -131,12 +150,16 @@ class CompletionJob:
                     echo = "" if begun[index] else self._echo(index)
                     begun[index] = True
                     usages[index], timings[index] = output.usage, output.timings or timings[index]
-                    yield self._chunk(index, output, echo, spoken[index])
+                    yield await self._chunk(index, output, echo, spoken[index])
         if self._with_usage:
             yield event({**self._head(), "choices": [], **self._last(usages, timings[0])})
 
-    def _chunk(self, index: int, output: TextOutput, echo: str, spoken: "LegacyLogprobs") -> bytes:
-        logprobs = spoken.body(output.logprobs) if output.logprobs else None
+    async def _chunk(self, index: int, output: TextOutput, echo: str, spoken: "LegacyLogprobs") -> bytes:
+        logprobs = None
+        if output.prompt_logprobs is not None:
+            logprobs = await asyncio.to_thread(spoken.body, output.logprobs or (), output.prompt_logprobs)
+        elif output.logprobs:
+            logprobs = spoken.body(output.logprobs)
         choice = self._choice(index, echo + output.text, output.finish_reason, logprobs)
         return event({**self._head(), "choices": [choice], **({"usage": None} if self._with_usage else {})})
 
@@ -152,9 +175,16 @@ class CompletionJob:
         usage = usage_body([self._total(usages)])
         return {"usage": usage, "timings": timings_body(timings, self.started)}
 
-    def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        logprobs = None if self.wanted.logprobs is None else LegacyLogprobs().body(answer.logprobs)
-        return self._choice(index, self._echo(index) + answer.text, answer.finish_reason, logprobs)
+    async def _whole_choice(self, index: int, answers: Sequence[Answer]) -> dict[str, Any]:
+        answer, prompt = answers[index], answers[index - index % self.n].prompt_logprobs
+        logprobs = None
+        if self.wanted.logprobs is not None:
+            echoed = prompt if self.wanted.echo else None
+            logprobs = await asyncio.to_thread(LegacyLogprobs().body, answer.logprobs, echoed)
+        choice = self._choice(index, self._echo(index) + answer.text, answer.finish_reason, logprobs)
+        if self.wanted.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = await prompt_logprobs_body(prompt)
+        return choice
 
     @staticmethod
     def _choice(index: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
@@ -172,13 +202,18 @@ class CompletionJob:
             request_id=f"{self.id}-{index}",
             messages=(),
             prompt=prompt,
-            sampling=reseeded(self.sampling, number),
+            sampling=self._sampling(number),
             stop=self.wanted.stop_texts(),
             owner=self.owner,
             priority=self.wanted.priority or 0,
             deadline=deadline(self.started, self.wanted.deadline_ms),
             cache_salt=self.wanted.cache_salt,
         )
+
+    def _sampling(self, number: int) -> SamplingParams:
+        """Of the answers to one prompt the first tells of it, for all; in a stream each for itself."""
+        sampling = reseeded(self.sampling, number)
+        return sampling if number == 0 or self.wanted.stream else replace(sampling, prompt_logprobs=None)
 
     def _echo(self, index: int) -> str:
         if not self.wanted.echo:
@@ -197,24 +232,41 @@ class CompletionJob:
 
 
 class LegacyLogprobs:
-    """Writes log-probabilities in this endpoint's shape. ``text_offset`` counts characters of the answer."""
+    """Writes log-probabilities in this endpoint's shape. ``text_offset`` counts characters of the answer, or
+    from the beginning of the prompt where that is echoed."""
 
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def body(self, logprobs: Sequence[TextLogprob]) -> dict[str, Any]:
+    def body(self, logprobs: Sequence[TextLogprob], prompt: PromptLogprobs | None = None) -> dict[str, Any]:
+        """Of the tokens of ``prompt``, if it is given, and of those of the answer."""
+        entries = [*(_echoed(prompt) if prompt else ()), *logprobs]
         return {
-            "tokens": [_shown(entry.token) for entry in logprobs],
-            "token_logprobs": [max(entry.logprob, LEAST_LOGPROB) for entry in logprobs],
-            "top_logprobs": [_top(entry) for entry in logprobs],
-            "text_offset": [self._place(entry.token) for entry in logprobs],
+            "tokens": [_shown(entry.token) for entry in entries],
+            "token_logprobs": [_least(entry.logprob) for entry in entries],
+            "top_logprobs": [_top(entry) for entry in entries],
+            "text_offset": [self._place(entry.token) for entry in entries],
         }
 
     def _place(self, token: bytes) -> int:
         place = self._offset
         self._offset += len(self._utf8.decode(token))
         return place
+
+
+def _echoed(prompt: PromptLogprobs) -> Iterator[TextLogprob]:
+    """The tokens of a prompt as those of an answer; nothing stands before the first, so it has no number."""
+    first = int(prompt.token_ids[0])
+    for row in prompt.rows():
+        if row is None:
+            yield TextLogprob(prompt.texts[first], math.nan)
+        else:
+            yield TextLogprob(row.token, row.logprob, tuple((text, value) for _, text, value in row.top))
+
+
+def _least(logprob: float) -> float | None:
+    return None if math.isnan(logprob) else max(logprob, LEAST_LOGPROB)
 
 
 def _top(entry: TextLogprob) -> dict[str, float] | None:

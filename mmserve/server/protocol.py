@@ -6,7 +6,7 @@ never silently dropped.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -28,9 +28,73 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
 StopText = Annotated[str, Meta(min_length=1)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
 
 
-class SamplingFields(Struct, kw_only=True):
+class RefusedFields(Struct, kw_only=True):
+    """What OpenAI's and vLLM's documents know of sampling and prompts and this server cannot honour: a value
+    that asks for something is an error.
+
+    ``add_special_tokens`` and ``spaces_between_special_tokens`` are not among them, nor anywhere: with the
+    tokenizers of these models they make no difference.
+    """
+
+    audio: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+    documents: Any = None
+    function_call: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    include_reasoning: Any = None
+    kv_transfer_params: Any = None
+    length_penalty: Any = None
+    logits_processors: Any = None
+    logprob_token_ids: Any = None
+    prediction: Any = None
+    prompt_embeds: Any = None
+    repetition_detection: Any = None
+    return_prompt_text: Any = None
+    return_token_ids: Any = None
+    return_token_offsets: Any = None
+    return_tokens_as_token_ids: Any = None
+    truncate_prompt_tokens: Any = None
+    truncation_side: Any = None
+    use_beam_search: Any = None
+    verbosity: Any = None
+    vllm_xargs: Any = None
+    watermarking: Any = None
+    web_search_options: Any = None
+
+    def refuse(self) -> None:
+        """InvalidRequest for the first of these fields that asks for something."""
+        for name in RefusedFields.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value not in IDLE.get(name, (False, [], {})):
+                raise unsupported(name, f"{name} is not supported by this server" + ADVICE.get(name, ""))
+
+
+# Values that ask for nothing, where these are not false or empty.
+IDLE: dict[str, tuple[Any, ...]] = {
+    "function_call": ("none",),
+    "include_reasoning": (True,),
+    "length_penalty": (1.0,),
+    "verbosity": ("medium",),
+}
+ADVICE = {
+    "function_call": "; send tools and tool_choice",
+    "use_beam_search": "; n draws several answers",
+    "logprob_token_ids": "; top_logprobs tells the most likely tokens",
+} | {
+    f"guided_{kind}": f"; send structured_outputs with {kind}"
+    for kind in ("json", "regex", "choice", "grammar")
+}
+
+
+class SamplingFields(RefusedFields, kw_only=True):
     """The fields that say how to sample; None means the model's default."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -47,6 +111,10 @@ class SamplingFields(Struct, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     ignore_eos: bool | None = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=128)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     structured_outputs: StructuredOutputs | None = None
 
     def stop_texts(self) -> tuple[str, ...]:
@@ -108,7 +176,11 @@ class ChatRequest(TalkFields, kw_only=True):
     stream_options: StreamOptions | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    top_logprobs: Alternatives | None = None
+    prompt_logprobs: Alternatives | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    reasoning_effort: Literal["none"] | None = None
     add_generation_prompt: bool | None = None
     include: list[str] | None = None
     response_format: ResponseFormat | None = None
@@ -117,6 +189,12 @@ class ChatRequest(TalkFields, kw_only=True):
 
     def check(self) -> None:
         """InvalidRequest for fields that contradict each other or that this server cannot honour."""
+        self.refuse()
+        check_best_of(self.best_of, self.n)
+        if self.echo:
+            raise unsupported("echo", "an answer is told without the prompt here; leave echo out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise unsupported("prompt_logprobs", "prompt_logprobs are not told in a stream; leave stream out")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
         if self.stream_options is not None and not self.stream:
@@ -126,6 +204,12 @@ class ChatRequest(TalkFields, kw_only=True):
         if set(self.modalities or ()) - {"text"}:
             raise unsupported("modalities", "an answer other than text is not supported by this server")
         check_include(self.include)
+
+    def template_kwargs(self, tools: Toolbox) -> dict[str, Any]:
+        kwargs = super().template_kwargs(tools)
+        if self.reasoning_effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+        return kwargs
 
     @property
     def include_usage(self) -> bool:
@@ -188,6 +272,12 @@ def convert(fields: Mapping[str, Any], kind: type[Body], *, strict: bool = True)
         return msgspec.convert(fields, kind, strict=strict, str_keys=True)
     except msgspec.ValidationError as e:
         raise _invalid(str(e)) from None
+
+
+def check_best_of(best_of: int | None, n: int | None) -> None:
+    """InvalidRequest where fewer answers are to be given out than made."""
+    if best_of is not None and best_of != (n or 1):
+        raise unsupported("best_of", "best_of may only be n: every answer is given out, none is chosen")
 
 
 def check_include(wanted: Sequence[str] | None) -> None:

@@ -42,7 +42,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "include": ([],),
     "max_tool_calls": (),
     "moderation": (),
+    "n": (1,),
     "prompt": (),
+    "prompt_logprobs": (),
     "service_tier": ("auto", "default"),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
@@ -80,13 +82,16 @@ class ResponseRequest(TalkFields, kw_only=True):
     include: Any = None
     max_tool_calls: Any = None
     moderation: Any = None
+    n: Any = None
     prompt: Any = None
+    prompt_logprobs: Any = None
     service_tier: Any = None
     top_logprobs: Any = None
     truncation: Any = None
 
     def check(self) -> None:
         """InvalidRequest for what this endpoint cannot honour."""
+        self.refuse()
         for name, idle in _UNSUPPORTED.items():
             value = getattr(self, name)
             if value is not None and value not in idle:

@@ -10,7 +10,16 @@ from mmserve.core.messages import Grammar, SamplingParams
 from mmserve.server.protocol import SamplingFields
 
 ADVISED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_PLAIN = (*ADVISED, "seed", "presence_penalty", "frequency_penalty", "min_tokens", "ignore_eos")
+_PLAIN = (
+    *ADVISED,
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
 
 
 def sampling_params(
@@ -19,6 +28,7 @@ def sampling_params(
     *,
     max_tokens: int | None,
     logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
     form: Grammar | None = None,
     thinking_budget: int | None = None,
 ) -> SamplingParams:
@@ -32,8 +42,11 @@ def sampling_params(
         **fields,
         logit_bias=wanted.logit_bias or {},
         stop_token_ids=tuple(wanted.stop_token_ids or ()),
+        allowed_token_ids=tuple(wanted.allowed_token_ids or ()),
+        bad_words=tuple(wanted.bad_words or ()),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         grammar=form,
         thinking_budget=thinking_budget,
     )

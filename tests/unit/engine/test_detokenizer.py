@@ -116,3 +116,20 @@ def test_stop_strings_wait_for_min_tokens():
 def test_other_kinds_of_tokenizer_are_refused():
     with pytest.raises(ModelLoadError, match="ByteLevel"):
         TokenBytes(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown"), [(("fox",), "a fox"), (("x.", "fox"), "a fox"), (("fo", "fox"), "a fo")]
+)
+def test_what_ended_the_text_stays_where_it_is_wanted(stops, shown):
+    detokenizer = Detokenizer(TOKENS, stops, with_stop=True)
+    pieces = [detokenizer.add(token) for token in TOKENIZER.encode("a fox. The").ids]
+    assert "".join(pieces) + detokenizer.flush() == shown
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_special_tokens_are_shown_to_who_asks(special):
+    ids = TOKENIZER.encode("quick<|im_end|>").ids
+    detokenizer = Detokenizer(TOKENS, with_special=special)
+    text = "".join(map(detokenizer.add, ids)) + detokenizer.flush()
+    assert text == "quick" + "<|im_end|>" * special

@@ -20,6 +20,8 @@ from mmserve.core.errors import (
     MediaError,
     MMServeError,
 )
+from mmserve.core.messages import ChatInput
+from mmserve.preprocess.bad_words import spelled
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -164,3 +166,77 @@ async def test_it_works_inside_a_running_event_loop(llm):
 def test_importing_the_names_needs_no_torch():
     code = "import mmserve, sys; mmserve.SamplingParams; mmserve.LLM; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_prompts_are_told_their_log_probabilities(llm):
+    """The answer's own, had it been the prompt."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+    [answer] = llm.generate("a cat", params)
+    assert answer.prompt_logprobs is None
+    prompt = tuple(llm.service.tokenize("a cat")) + tuple(answer.token_ids)
+    asked = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=2)
+    told = collect(llm, prompt, asked)
+    assert told[0] is None
+    assert [row.token_id for row in told[1:]] == list(prompt[1:])
+    for row, entry in zip(told[-6:], answer.logprobs, strict=True):
+        assert (row.token, row.rank) == (entry.token, 1)
+        assert row.logprob == pytest.approx(entry.logprob, abs=1e-4)
+        assert [text for _, text, _ in row.top] == [text for text, _ in entry.top]
+
+
+def collect(llm, ids, sampling):
+    """What is told of a prompt of token ids."""
+    chat = ChatInput(request_id="ids", messages=(), prompt=ids, sampling=sampling)
+
+    async def run():
+        return [output.prompt_logprobs async for output in llm.service.generate(chat)]
+
+    first, *others = asyncio.run(run())
+    assert all(other is None for other in others)
+    return list(first.rows())
+
+
+def test_pictures_have_rows_too_and_chunks_change_nothing(llm):
+    asked = SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=1)
+    conversation = ask(image(picture()))
+    first, second = llm.chat([conversation, conversation], asked)
+    assert len(first.prompt_logprobs) == first.usage.prompt_tokens
+    assert first.usage.cached_tokens == second.usage.cached_tokens == 0
+    for one, other in zip(first.prompt_logprobs[1:], second.prompt_logprobs[1:], strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    [plain] = llm.chat(conversation, SamplingParams(temperature=0.0, max_tokens=4))
+    assert plain.token_ids == first.token_ids
+
+
+def test_bad_words_do_not_come(llm):
+    """What the answer begins with is forbidden, again and again: no way to spell it comes any more."""
+    bad = []
+    for _ in range(4):
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, bad_words=tuple(bad))
+        [answer] = llm.generate("a cat", params)
+        for way in spelled(bad, llm.service.processor.text):
+            assert way not in zip(*(answer.token_ids[i:] for i in range(len(way))), strict=False)
+        bad.append(llm.service.detokenize(answer.token_ids[:2]))
+
+
+def test_allowed_tokens_are_all_that_comes(llm):
+    allowed = tuple(llm.service.tokenize("a b c"))
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=8, ignore_eos=True, allowed_token_ids=allowed)
+    [answer] = llm.generate("a cat", params)
+    assert set(answer.token_ids) <= set(allowed)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"bad_words": ("",)},
+        {"bad_words": ("x" * 300,)},
+        {"bad_words": ("a",) * 129},
+        {"allowed_token_ids": (10**6,)},
+        {"prompt_logprobs": 21},
+    ],
+)
+def test_sampling_out_of_range_is_refused_by_name(llm, field):
+    with pytest.raises(InvalidRequest) as refused:
+        llm.generate("a", SamplingParams(**field))
+    assert refused.value.param == next(iter(field))
