@@ -14,16 +14,23 @@ Grid = tuple[int, int]  # (h, w) of one vision item, in patches
 # ---------------------------------------------------------------- decoder
 
 
-def layer_weights(text: TextConfig) -> int:
-    """Elements of the matrices of all decoder layers; each is met once by every token."""
-    heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
-    attention = text.hidden_size * heads + text.num_heads * text.head_dim * text.hidden_size
-    return text.num_layers * (attention + 3 * text.hidden_size * text.intermediate_size)
+def every_weights(text: TextConfig) -> int:
+    """Elements of the matrices that every token of a prompt meets: all but those of ``sampled_weights``."""
+    return text.num_layers * _before_attention(text) + (text.num_layers - 1) * _behind_attention(text)
 
 
-def head_weights(text: TextConfig) -> int:
-    """Elements of the matrix that makes logits, met once by every token that is sampled."""
-    return text.hidden_size * text.vocab_size
+def sampled_weights(text: TextConfig) -> int:
+    """Elements of the matrices that only tokens meet whose logits are wanted: what lies behind the attention
+    of the last layer, and the head."""
+    return _behind_attention(text) + text.hidden_size * text.vocab_size
+
+
+def _before_attention(text: TextConfig) -> int:
+    return text.hidden_size * (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
+
+
+def _behind_attention(text: TextConfig) -> int:
+    return text.hidden_size * (text.num_heads * text.head_dim + 3 * text.intermediate_size)
 
 
 def attention_flops(text: TextConfig, start: int, stop: int) -> int:
@@ -35,20 +42,20 @@ def attention_flops(text: TextConfig, start: int, stop: int) -> int:
 def prefill_flops(config: ModelConfig, tokens: int, cached: int = 0) -> int:
     """A prompt of ``tokens``, the first ``cached`` of which are there already, and the logits of its last."""
     text = config.text
-    linear = 2 * layer_weights(text) * (tokens - cached)
-    return linear + attention_flops(text, cached, tokens) + 2 * head_weights(text)
+    linear = 2 * every_weights(text) * (tokens - cached) + 2 * sampled_weights(text)
+    return linear + attention_flops(text, cached, tokens)
 
 
 def decode_flops(config: ModelConfig, context: int, tokens: int = 1) -> int:
     """``tokens`` generated one by one, the first of which sees ``context`` tokens and itself."""
     text = config.text
-    linear = 2 * (layer_weights(text) + head_weights(text)) * tokens
+    linear = 2 * (every_weights(text) + sampled_weights(text)) * tokens
     return linear + attention_flops(text, context, context + tokens)
 
 
 def weight_bytes(config: ModelConfig, itemsize: int) -> int:
     """What a decode step must read of the weights, whatever its batch: all layers, and the head."""
-    return (layer_weights(config.text) + head_weights(config.text)) * itemsize
+    return (every_weights(config.text) + sampled_weights(config.text)) * itemsize
 
 
 def bytes_of_weight(dtype_bytes: int, quantization: str) -> int:

@@ -77,10 +77,10 @@ def test_causal_attention_meets_half_of_all_pairs_and_the_diagonal(model):
 
 
 def test_a_prompt_in_parts_is_as_much_as_the_whole(model):
-    """But for the logits, of which each part has its own."""
+    """But for the row whose logits are wanted, of which each part has its own."""
     text, config = model.config.text, model.config
     parts = flops.prefill_flops(config, 20) + flops.prefill_flops(config, 50, cached=20)
-    assert parts == flops.prefill_flops(config, 50) + 2 * flops.head_weights(text)
+    assert parts == flops.prefill_flops(config, 50) + 2 * flops.sampled_weights(text)
     assert flops.decode_flops(config, 50, 3) == sum(flops.decode_flops(config, 50 + n) for n in range(3))
 
 
