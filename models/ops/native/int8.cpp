@@ -19,9 +19,10 @@ namespace {
 
 using namespace mmserve;
 
-constexpr int kBlock = 32;               // channels of a block
-constexpr int64_t kStep = 4 * kBlock;    // bytes of a block for four inputs
+constexpr int kBlock = 32;                  // channels of a block
+constexpr int64_t kStep = 4 * kBlock;       // bytes of a block for four inputs
 constexpr int64_t kChunkBytes = 768 << 10;  // activations that stay in the cache while all weights pass by
+constexpr int64_t kAhead = 64 * kStep;      // bytes of weights to fetch in advance
 constexpr int64_t kSerialBytes = 64 << 10;  // fewer activations are quantised before the threads start
 
 // acc + the products of four inputs with four codes of each lane's channel. ``kOffset`` is what packing adds to
@@ -190,6 +191,7 @@ void multiply(const uint8_t* w, const int8_t* x, int64_t stride, int64_t steps, 
         for (int i = 0; i < (M + 2) / 3; i++) three[i] = x + 3 * i * stride;
         for (int64_t s = 0; s < steps; s++, from += kStep) {
             Codes codes[kVectors];
+            for (int line = 0; line < kStep; line += 64) __builtin_prefetch(from + kAhead + line);
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; v++) codes[v] = read_codes(from + 4 * kLanes * v);
 #pragma GCC unroll 16
