@@ -46,15 +46,17 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, module: str, hello: Any, *fds: int, env: Mapping[str, str] | None = None
+        cls, name: str, folder: str, hello: Any, *fds: int, env: Mapping[str, str] | None = None
     ) -> "Child":
-        """Run ``module`` with the descriptors of a socket to here and of ``fds``, and this process's id."""
+        """Run this package's module ``name``. It is given the descriptors of a socket to here and of ``fds``,
+        this process's id, and the ``folder`` of the sockets, which it removes when this process ends."""
         ours, theirs = socket.socketpair()
         with theirs:
             passed = (theirs.fileno(), *fds)
             process = await asyncio.create_subprocess_exec(
                 # -P: the folder that the server was started in is no place to import from.
-                *(sys.executable, "-P", "-m", module, *map(str, (*passed, os.getpid()))),
+                *(sys.executable, "-P", "-m", f"mmserve.processes.{name}"),
+                *map(str, (*passed, os.getpid(), folder)),
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 env=os.environ | (env or {}),

@@ -1,6 +1,6 @@
 """The detokenizer process: tokens in from the engine, text out to the api.
 
-    python -m mmserve.processes.detokenizer SOCKET_FD PARENT_PID
+    python -m mmserve.processes.detokenizer SOCKET_FD PARENT_PID FOLDER
 
 It serves one engine for as long as both live. It never loads torch.
 """
@@ -100,9 +100,9 @@ def run(answers: Answers, hello: DetokenizerHello, parent: Parent) -> None:
             speaker.send(messages.to_bytes(told))
 
 
-def main(socket_fd: int, parent_pid: int) -> None:
+def main(socket_fd: int, parent_pid: int, folder: str) -> None:
     set_up_logging()
-    parent = Parent(socket_fd, parent_pid)
+    parent = Parent(socket_fd, parent_pid, folder)
     hello = parent.hello()
     assert isinstance(hello, DetokenizerHello)
     try:
@@ -114,4 +114,5 @@ def main(socket_fd: int, parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    _, socket_fd, parent_pid, folder = sys.argv
+    main(int(socket_fd), int(parent_pid), folder)

@@ -1,6 +1,6 @@
 """The engine process: requests in from the api, what each step said out to the detokenizer.
 
-    python -m mmserve.processes.engine SOCKET_FD ARENA_FD PARENT_PID
+    python -m mmserve.processes.engine SOCKET_FD ARENA_FD PARENT_PID FOLDER
 
 Three threads: one receives, one runs the engine (``EngineThread``) and sends, one waits for the parent's end.
 """
@@ -248,10 +248,10 @@ def run(engine: "Engine", hello: EngineHello, arena_fd: int, parent: Parent) -> 
     outbox.close()
 
 
-def main(socket_fd: int, arena_fd: int, parent_pid: int) -> None:
+def main(socket_fd: int, arena_fd: int, parent_pid: int, folder: str) -> None:
     prepare_environment()
     set_up_logging()
-    parent = Parent(socket_fd, parent_pid)
+    parent = Parent(socket_fd, parent_pid, folder)
     hello = parent.hello()
     assert isinstance(hello, EngineHello)
     try:
@@ -264,4 +264,5 @@ def main(socket_fd: int, arena_fd: int, parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    _, socket_fd, arena_fd, parent_pid, folder = sys.argv
+    main(int(socket_fd), int(arena_fd), int(parent_pid), folder)

@@ -27,19 +27,17 @@ PREFIX_BYTES = 4  # of the length in front of what is said over the socket to th
 
 
 class EngineHello(Struct, tag=True, frozen=True):
-    """All that an engine needs. It listens at ``listen``; ``folder`` is where all sockets stand."""
+    """All that an engine needs. It listens at ``listen``."""
 
     config: Config
     eos_ids: tuple[int, ...]
     tokenizer_json: str
     arena_bytes: int
-    folder: str
     listen: str
 
 
 class DetokenizerHello(Struct, tag=True, frozen=True):
     tokenizer_json: str
-    folder: str
     listen: str
     speak: str
 

@@ -18,14 +18,15 @@ class Parent:
     also when it hangs; but then the folder would stay, so that is asked for when the folder is gone.
     """
 
-    def __init__(self, fd: int, pid: int) -> None:
+    def __init__(self, fd: int, pid: int, folder: str) -> None:
         self._socket = socket.socket(fileno=fd)
         self._pid = pid
+        self._folder = folder
 
     def hello(self) -> Hello:
         """What the parent says first; from now on its end is this process's end."""
         hello = to_hello(self._exactly(int.from_bytes(self._exactly(PREFIX_BYTES), "little")))
-        threading.Thread(target=self._watch, args=(hello.folder,), name="parent", daemon=True).start()
+        threading.Thread(target=self._exactly, args=(1,), name="parent", daemon=True).start()
         return hello
 
     def say(self, message: Any) -> None:
@@ -36,21 +37,14 @@ class Parent:
         """Have the kernel kill this process when its parent dies. There must be nothing left to tidy up."""
         die_with(self._pid)
 
-    def _watch(self, folder: str) -> None:
-        self._read(1)  # nothing more is ever said
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
-
     def _exactly(self, count: int) -> bytes:
-        data = self._read(count)
-        if len(data) < count:
-            os._exit(0)  # it died before it had said anything
-        return data
-
-    def _read(self, count: int) -> bytes:
-        """So many bytes, or fewer when the parent has ended."""
+        """So many bytes; the end of this process if the parent has ended."""
         data = bytearray()
-        while len(data) < count and (part := self._part(count - len(data))):
+        while len(data) < count:
+            part = self._part(count - len(data))
+            if not part:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os._exit(0)
             data += part
         return bytes(data)
 

@@ -25,8 +25,8 @@ class Loans:
         return len(self._lent)
 
     def lend(self, pixels: np.ndarray) -> Slot:
-        """Where the engine finds ``pixels``, uint8: as they lie, or a copy of them in the arena if they do not
-        lie in it. ArenaFull if there is no room for that."""
+        """Where the engine finds ``pixels``, uint8: as they lie, or copied into the arena if they do not lie
+        in it. ArenaFull if there is no room for that."""
         at = self._place(pixels)
         if at is None:
             pixels = self._copied(pixels)

@@ -113,11 +113,10 @@ class Supervisor:
                 eos_ids=self._spec.eos_ids,
                 tokenizer_json=self._spec.tokenizer_json,
                 arena_bytes=self._arena.total,
-                folder=folder,
                 listen=f"ipc://{folder}/engine",
             )
             try:
-                async with child("engine", hello, self._arena.fd) as engine:
+                async with child("engine", folder, hello, self._arena.fd) as engine:
                     await self._detokenizer_life(engine, folder, hello.listen)
                     while True:
                         with sockets() as another:
@@ -129,10 +128,10 @@ class Supervisor:
         """From the start of a detokenizer to its death. ChildDied if it is the engine's, or comes before
         requests were answered. ``listen`` is where an engine listens that is new too."""
         hello = DetokenizerHello(
-            self._spec.tokenizer_json, folder, f"ipc://{folder}/detokenizer", f"ipc://{folder}/api"
+            self._spec.tokenizer_json, f"ipc://{folder}/detokenizer", f"ipc://{folder}/api"
         )
         with self.client.listening(hello.speak):
-            async with child("detokenizer", hello, env=ONE_THREAD) as detokenizer:
+            async with child("detokenizer", folder, hello, env=ONE_THREAD) as detokenizer:
                 await living(self._meet(engine, detokenizer, hello, listen), engine, detokenizer)
                 shutil.rmtree(folder)  # all are connected: nobody needs the names of the sockets any more
                 self._open(engine, detokenizer)
@@ -199,10 +198,10 @@ async def living(work: Coroutine[Any, Any, T], *children: Child) -> T:
 
 @asynccontextmanager
 async def child(
-    name: str, hello: Hello, *fds: int, env: Mapping[str, str] | None = None
+    name: str, folder: str, hello: Hello, *fds: int, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Child]:
-    """A child process of this package's module ``name`` inside the block."""
-    one = await Child.start(name, f"mmserve.processes.{name}", hello, *fds, env=env)
+    """A child process inside the block; see ``Child.start``."""
+    one = await Child.start(name, folder, hello, *fds, env=env)
     try:
         yield one
     finally:

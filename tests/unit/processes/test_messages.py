@@ -137,8 +137,8 @@ def test_a_child_learns_all_it_needs(tmp_path):
     spec = ProcessorSpec.load(write_folder(tmp_path))
     config = Config.of(kv_cache_mib=7, api_key="k", threads=3)
     for hello in (
-        EngineHello(config, spec.eos_ids, spec.tokenizer_json, 1 << 20, "/tmp/x", "ipc:///tmp/x/engine"),
-        DetokenizerHello(spec.tokenizer_json, "/tmp/x", "ipc:///tmp/x/d", "ipc:///tmp/x/api"),
+        EngineHello(config, spec.eos_ids, spec.tokenizer_json, 1 << 20, "ipc:///tmp/x/engine"),
+        DetokenizerHello(spec.tokenizer_json, "ipc:///tmp/x/d", "ipc:///tmp/x/api"),
     ):
         assert messages.to_hello(to_bytes(hello)) == hello
 
