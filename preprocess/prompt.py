@@ -59,6 +59,7 @@ class Prepared:
 
 def to_prepared(chat: ChatInput, media: Sequence[Medium], prompt: Prompt) -> Prepared:
     """The engine's request: ``prompt`` joined with the pixels of ``media``, which are not copied."""
+    assert bool(prompt.bad_words) == bool(chat.sampling.bad_words), "words that nobody has spelled"
     request = PreparedRequest(
         request_id=chat.request_id,
         token_ids=prompt.token_ids,

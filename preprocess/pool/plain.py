@@ -18,7 +18,7 @@ def plain_chat(chat: ChatInput) -> ChatInput:
         return ChatInput(
             request_id="",
             messages=tuple(map(_message, chat.messages)),
-            sampling=SamplingParams(),
+            sampling=SamplingParams(bad_words=tuple(map(whole, chat.sampling.bad_words))),
             add_generation_prompt=chat.add_generation_prompt,
             template_kwargs=_plain(chat.template_kwargs),
             prompt=_prompt(chat.prompt),

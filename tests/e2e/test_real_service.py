@@ -286,3 +286,97 @@ def test_a_client_that_leaves_while_its_picture_is_fetched_starts_nothing(servic
             while peer.recv(4096):
                 pass
         assert service.stats()["requests"] - requests <= 1  # the probe picture of this second server
+
+
+def complete(url, prompt, **fields):
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 4, "ignore_eos": True, **fields}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"]
+
+
+def test_prompts_are_told_their_log_probabilities(url):
+    """In vLLM's shape, for each prompt; the answers to one prompt are told the same."""
+    choices = complete(url, ["a cat and a dog", "x"], n=2, prompt_logprobs=2)
+    for pair in (choices[:2], choices[2:]):
+        first, *others = pair[0]["prompt_logprobs"]
+        assert first is None
+        assert pair[1]["prompt_logprobs"] == [first, *others]
+        for position in others:
+            assert 2 <= len(position) <= 3
+            assert {entry["rank"] for entry in position.values()} >= {1, 2}
+    chat = {"messages": [{"role": "user", "content": [image(), text("what?")]}], "prompt_logprobs": 0, "n": 2}
+    answer = httpx.post(f"{url}/v1/chat/completions", json={**chat, "max_tokens": 2}, timeout=60).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert all(len(position) == 1 for position in answer["prompt_logprobs"][1:])
+
+
+def test_an_echo_with_log_probabilities_begins_with_the_prompts(url):
+    """As OpenAI's older endpoint has it, whole and as a stream; lm-eval reads it so."""
+    prompt = "a cat and a dog"
+    [whole] = complete(url, prompt, echo=True, logprobs=2)
+    told = whole["logprobs"]
+    assert whole["text"].startswith(prompt)
+    count = len(told["tokens"]) - 4
+    assert "".join(told["tokens"][:count]) == prompt
+    assert (told["token_logprobs"][0], told["top_logprobs"][0], told["text_offset"][0]) == (None, None, 0)
+    assert all(value <= 0 for value in told["token_logprobs"][1:])
+    assert all(len(top) >= 2 for top in told["top_logprobs"][1:])
+    assert [len("".join(told["tokens"][:i])) for i in range(count)] == told["text_offset"][:count]
+    assert told["text_offset"][count] == len(prompt)
+    body = {
+        "prompt": prompt,
+        "temperature": 0,
+        "max_tokens": 4,
+        "ignore_eos": True,
+        "echo": True,
+        "logprobs": 2,
+    }
+    parts = []
+    with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as lines:
+        for line in lines.iter_lines():
+            if line.startswith("data: {"):
+                parts.append(json.loads(line[6:])["choices"][0]["logprobs"])
+    joined = [value for part in parts if part for value in part["token_logprobs"]]
+    assert joined[1:] == pytest.approx(told["token_logprobs"][1:], abs=1e-4)
+    assert [token for part in parts if part for token in part["tokens"]] == told["tokens"]
+
+
+def test_forbidden_words_and_shown_ends_over_rest(url, service):
+    letters = service.tokenize("b") + service.tokenize("c")
+    [either] = complete(url, "a cat", allowed_token_ids=letters)
+    said = either["text"][0]
+    [other] = complete(url, "a cat", allowed_token_ids=letters, bad_words=[said])
+    assert {said, other["text"][0]} == {"b", "c"}
+    assert len(set(other["text"])) == 1
+    [only] = complete(url, "a cat", allowed_token_ids=service.tokenize("b"))
+    assert only["text"] == "bbbb"
+    [ended] = complete(url, "a cat", allowed_token_ids=service.tokenize("b"), stop=["bb"])
+    [shown] = complete(
+        url, "a cat", allowed_token_ids=service.tokenize("b"), stop=["bb"], include_stop_str_in_output=True
+    )
+    assert (ended["text"], shown["text"]) == ("", "bb")
+    end = service.tokenize("<|im_end|>")
+    for fields, expected in (({}, ""), ({"skip_special_tokens": False}, "<|im_end|>" * 4)):
+        [answer] = complete(url, "a cat", allowed_token_ids=end, **fields)
+        assert answer["text"] == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt_logprobs", 21),
+        ("bad_words", "word"),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [10**7]),
+        ("use_beam_search", True),
+        ("best_of", 3),
+        ("echo", True),
+        ("reasoning_effort", "high"),
+        ("logprob_token_ids", [1]),
+    ],
+)
+def test_what_a_chat_cannot_have_is_a_400_that_names_it(url, field, value):
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, field: value}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)

@@ -81,7 +81,7 @@ def test_evaluation_set_is_answered_far_better_than_by_chance(llm):
 
 @pytest.mark.parametrize("name", ["cat.jpg", "village.jpg", "rocket.mp4"])
 def test_transformers_loads_it_and_agrees(name):
-    """Same prompt, same pixels: the next-token distribution of both, in float32."""
+    """Same prompt, same pixels: what both say of the next token and of all of the prompt, in float32."""
     folder = str(CHECKPOINT)
     reference = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     row = next(r for r in rows() if r["file"] == name)
@@ -92,11 +92,15 @@ def test_transformers_loads_it_and_agrees(name):
     chat_input = ChatInput(request_id="r", messages=(message,), sampling=GREEDY)
     request = Processor(spec, MediaOptions()).prepare(chat_input).request
     with torch.no_grad():
-        logits = reference(**_inputs(request, spec)).logits[0, -1]
-    expected = torch.log_softmax(logits, -1)
+        logits = reference(**_inputs(request, spec)).logits[0]
+    *prompt, expected = torch.log_softmax(logits, -1)
+    asked = SamplingParams(temperature=0.0, max_tokens=1, logprobs=5, prompt_logprobs=3)
     with LLM(dtype="float32") as ours:
-        [answer] = ours.chat(chat(row), SamplingParams(temperature=0.0, max_tokens=1, logprobs=5))
+        [answer] = ours.chat(chat(row), asked)
     [told] = answer.logprobs
+    for position, found in zip(prompt, answer.prompt_logprobs[1:], strict=True):
+        assert found.logprob == pytest.approx(float(position[found.token_id]), abs=1e-3)
+        assert [v for *_, v in found.top] == pytest.approx(position.topk(3).values.tolist(), abs=1e-3)
     assert answer.token_ids == [int(expected.argmax())]
     assert told.logprob == pytest.approx(float(expected.max()), abs=1e-4)
 

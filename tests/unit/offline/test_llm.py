@@ -209,14 +209,20 @@ def test_pictures_have_rows_too_and_chunks_change_nothing(llm):
 
 
 def test_bad_words_do_not_come(llm):
-    """What the answer begins with is forbidden, again and again: no way to spell it comes any more."""
-    bad = []
-    for _ in range(4):
-        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, bad_words=tuple(bad))
-        [answer] = llm.generate("a cat", params)
-        for way in spelled(bad, llm.service.processor.text):
-            assert way not in zip(*(answer.token_ids[i:] for i in range(len(way))), strict=False)
-        bad.append(llm.service.detokenize(answer.token_ids[:2]))
+    """Of two letters that may come, the one that is forbidden does not; nor a word of both."""
+    letters = tuple(llm.service.tokenize("b") + llm.service.tokenize("c"))
+
+    def said(*bad):
+        params = SamplingParams(
+            seed=3, max_tokens=30, ignore_eos=True, allowed_token_ids=letters, bad_words=bad
+        )
+        return llm.generate("a cat", params)[0].text
+
+    assert set(said()) == {"b", "c"}
+    assert (said("b"), said("c")) == ("c" * 30, "b" * 30)
+    assert spelled(["bc"], llm.service.processor.text)[0] == letters
+    assert "bc" in said()
+    assert "bc" not in said("bc")
 
 
 def test_allowed_tokens_are_all_that_comes(llm):
