@@ -32,6 +32,7 @@ constexpr int kDepth = 384;          // inputs between two visits to the sums; a
 constexpr int kAhead = 64;           // rows of a panel to fetch in advance: a page of memory
 constexpr int kGroup = 4;            // panels that a thread takes at a time when there are many rows
 constexpr int kOwnRows = 64;         // up to here each thread lays x out for itself instead of waiting for others
+constexpr long kAlone = 128 << 10;   // weights * (1 + rows / 16) up to which other threads cost more than they do
 constexpr long kPieceFloats = 384 << 10;  // of x that are laid out at once: more would not stay in the cache
 constexpr long kSliceFloats = 96 << 10;   // of x that one panel after the other may pass through
 #if defined(__AVX512F__)
@@ -254,6 +255,7 @@ MMSERVE_EXPORT void linear_pack(const bf16* weight, long outputs, long inputs, b
 // be null. y lies in one piece.
 MMSERVE_EXPORT void linear_run(const bf16* x, long stride, long rows, long inputs, const bf16* panels, long outputs,
                                const bf16* bias, int act, bf16* y, int threads) {
+    if (outputs * inputs * (1 + rows / 16) <= kAlone) threads = 1;
     const long most = std::clamp<long>(kPieceFloats / inputs, 8 * kRows, 36 * kRows);
     const long pieces = (rows + most - 1) / most;
     for (long i = 0; i < pieces; ++i) {
