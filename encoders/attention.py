@@ -1,9 +1,12 @@
 """Attention over the segments of one packed batch: every row sees the rows of its own segment, both ways."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,9 +16,12 @@ from mmserve.models.config import VisionConfig
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.linear import Linear
 from mmserve.models.layers.rope import RopeTable
+from mmserve.models.ops.native import attention as native
+
+log = logging.getLogger(__name__)
 
 QUERY_BLOCK = 256
-SCORE_BLOCK = 1 << 21  # scores computed at once: 4 MiB in bf16
+SCORE_BLOCK = 1 << 21  # scores computed at once: 4 MiB in bf16, some 5 ms of arithmetic
 SOFTMAX_WORK = 64.0  # what the softmax of one score takes, in operations of a matrix product
 
 # q [segments, heads, rows, dim], k and v [segments, heads, length, dim] -> as q
@@ -50,12 +56,43 @@ def attend(
 ) -> Parts[torch.Tensor]:
     """softmax(q k^T / sqrt(dim)) v within each segment, in parts; all [T, heads, dim], result
     [T, heads * dim]. Rows in no segment are zero."""
-    kernel = _products if q.device.type == "cpu" and q.dtype == torch.bfloat16 else _fused
+    form, _ = choose_form(q.device, q.dtype)
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     for run in segments:
-        shape = (run.count, run.length, *q.shape[1:])
-        yield from _blocks(kernel, *(x[run.rows].view(shape).transpose(1, 2) for x in (q, k, v, out)))
+        if form == "native":
+            yield from _native(run, q, k, v, out)
+        else:
+            shape = (run.count, run.length, *q.shape[1:])
+            parts = (x[run.rows].view(shape).transpose(1, 2) for x in (q, k, v, out))
+            yield from _blocks(_products if form == "products" else _fused, *parts)
     return out.flatten(1)
+
+
+@cache
+def choose_form(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """(native, products or fused, why): how ``attend`` runs on ``device`` in ``dtype``."""
+    reason = native.unusable(device, dtype) or native.left_to_torch(dtype)
+    if reason is None:
+        form, why = "native", "kernels in C++ sum in float32 at its full rate"
+    elif device.type == "cpu" and dtype == torch.bfloat16:
+        form, why = "products", f"torch's matrix products, not kernels in C++: {reason}"
+    else:
+        form, why = "fused", f"torch's own attention, not kernels in C++: {reason}"
+    log.info("attention of pictures runs as %s: %s", form, why)
+    return form, why
+
+
+def _native(run: Run, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> Parts[None]:
+    """As ``_blocks``, by kernels that read rows where they lie."""
+    heads, dim = q.shape[1:]
+    rows = min(run.length, QUERY_BLOCK)
+    for segments, some in _groups(run.count, heads, max(1, SCORE_BLOCK // (rows * run.length))):
+        starts = run.start + run.length * np.arange(run.count)[segments]
+        queries, keys, values, mixed = (x[:, some] for x in (q, k, v, out))
+        for row in range(0, run.length, rows):
+            count = min(rows, run.length - row)
+            native.attend_segments(queries, keys, values, mixed, starts + row, count, starts, run.length)
+            yield len(starts) * queries.shape[1] * count * run.length * (4 * dim + SOFTMAX_WORK)
 
 
 def _blocks(

@@ -7,6 +7,7 @@ import torch
 
 from mmserve.core.config import BUNDLED_MODEL, Config
 from mmserve.core.errors import ModelLoadError
+from mmserve.encoders.attention import choose_form
 from mmserve.engine.attention.choose import choose_attention
 from mmserve.models.config import ModelConfig, read_config
 from mmserve.models.hub import resolve
@@ -29,6 +30,7 @@ def expected(config: Config) -> dict[str, Choice]:
         "device": device,
         "dtype": dtype,
         "attention": _attention(config, device["runs"], dtype["runs"]),
+        "vision attention": _vision_attention(device["runs"], dtype["runs"]),
         "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
         "linear": {"runs": linear, "why": ops.linear_why},
         "operations": {"runs": names, "why": _operations(device["runs"], dtype["runs"])},
@@ -55,6 +57,11 @@ def _preprocessing(workers: int) -> Choice:
 
 def _attention(config: Config, device: str, dtype: str) -> Choice:
     runs, why = choose_attention(config.runner.attention_backend, torch.device(device), getattr(torch, dtype))
+    return {"runs": runs, "why": why}
+
+
+def _vision_attention(device: str, dtype: str) -> Choice:
+    runs, why = choose_form(torch.device(device), getattr(torch, dtype))
     return {"runs": runs, "why": why}
 
 

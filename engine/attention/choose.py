@@ -6,12 +6,12 @@ from collections.abc import Callable
 import torch
 
 from mmserve.core.errors import ConfigError
-from mmserve.engine.attention import native
 from mmserve.engine.attention.base import AttentionBackend
 from mmserve.engine.attention.matmul import MatmulAttention
 from mmserve.engine.attention.native import NativeAttention
 from mmserve.engine.attention.reference import ReferenceAttention
 from mmserve.engine.kv.pool import KVPool
+from mmserve.models.ops.native import attention as native
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,7 @@ from mmserve.engine.attention.base import Span
 from mmserve.engine.attention.matmul import PromptBlocks
 from mmserve.engine.kv.page_table import SlotRun
 from mmserve.engine.kv.pool import KVPool
-from mmserve.models.ops.cpu import bf16_instructions
-from mmserve.models.ops.native.attention import CONTEXT, RUN, Job, Step, kernels
-from mmserve.models.ops.native.library import NativeUnavailable
-from mmserve.models.ops.native.ops import SUFFIXES
+from mmserve.models.ops.native.attention import CONTEXT, RUN, Job, Step, kernels, left_to_torch
 
 
 class NativeAttention:
@@ -30,7 +27,7 @@ class NativeAttention:
         """NativeUnavailable where the kernels cannot be had."""
         self.pool = pool
         self._attend = kernels().attend_step[pool.shape.dtype]
-        self._blocks = PromptBlocks(pool) if _multiplies(pool.shape.dtype) else None
+        self._blocks = PromptBlocks(pool) if left_to_torch(pool.shape.dtype) else None
 
     def plan(self, spans: Sequence[Span], num_rows: int) -> None:
         runs = [s.table.slot_runs(0, s.stop) for s in spans]
@@ -60,24 +57,6 @@ class NativeAttention:
         return out
 
 
-def unusable(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why NativeAttention cannot run on ``device`` in ``dtype``; None when it can."""
-    if device.type != "cpu":
-        return "it runs on a CPU only"
-    if dtype not in SUFFIXES:
-        return f"it does not compute {dtype}"
-    try:
-        kernels()
-    except NativeUnavailable as error:
-        return str(error)
-    return None
-
-
-def _multiplies(dtype: torch.dtype) -> bool:
-    """Whether torch's products have instructions of the CPU's own for ``dtype``."""
-    return dtype == torch.bfloat16 and bf16_instructions() is not None
-
-
 def _new_slots(spans: Sequence[Span], runs: list[list[SlotRun]], num_rows: int) -> np.ndarray:
     """Where each row's key and value go, int64 [num_rows]; -1 for padding."""
     slots = np.full(num_rows, -1, dtype=np.int64)
@@ -91,7 +70,8 @@ def _new_slots(spans: Sequence[Span], runs: list[list[SlotRun]], num_rows: int) 
 
 def _contexts(spans: Sequence[tuple[Span, list[SlotRun]]]) -> tuple[np.ndarray, np.ndarray]:
     """The kernels' CONTEXT of each span, and all their RUNs."""
-    contexts, runs = [], []
+    contexts: list[Sequence[int]] = []
+    runs: list[Sequence[int]] = []
     for span, context in spans:
         contexts.append((span.row, len(span), span.stop, span.start + 1, len(runs), len(context)))
         first = 0
@@ -101,7 +81,7 @@ def _contexts(spans: Sequence[tuple[Span, list[SlotRun]]]) -> tuple[np.ndarray, 
     return _array(contexts, len(CONTEXT)), _array(runs, len(RUN))
 
 
-def _array(rows: list[tuple[int, ...]], width: int) -> np.ndarray:
+def _array(rows: list[Sequence[int]], width: int) -> np.ndarray:
     return np.array(rows, dtype=np.int64).reshape(-1, width)
 
 

@@ -26,7 +26,7 @@ namespace mmserve {
 namespace {
 
 constexpr int kPanel = 3 * kLanes;      // columns of a product: three vectors
-constexpr int kTile = 2 * kPanel;       // columns that share each block of keys
+constexpr int kTile = 4 * kPanel;       // columns that share each block of keys
 constexpr int kKeys = 64;               // keys of a block
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 8;                // rows of a product: 24 sums, of 32 registers
@@ -35,9 +35,26 @@ constexpr int kRows = 4;
 #endif
 constexpr int kCut = 512;               // tokens of a context that one thread attends to in a decode step
 constexpr int64_t kSerial = 512 << 10;  // multiplications that one thread does before waking others would pay
+constexpr int kAhead = 16;              // tokens to fetch in advance
 constexpr float kNothing = -__builtin_inff();
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// exp(x) for x <= 0, within 3 units in the last place (see common.h); 0 from where floats lose precision, -87.7.
+// Comparisons are such that a NaN stays one.
+inline Floats weight(Floats x) {
+    constexpr float low = -88.0f, shift = 12582912.0f;
+    const Floats inside = most_of(all(low), x);
+    const Floats shifted = inside * 1.44269504f + shift, n = shifted - shift;
+    const Floats r = inside - n * 0.693359375f + n * 2.12194440e-4f;
+    Floats p = r * (1.0f / 720) + (1.0f / 120);
+    p = p * r + (1.0f / 24);
+    p = p * r + (1.0f / 6);
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p * as<Floats>((as<Words>(shifted) - as<uint32_t>(shift) + 127) << 23);  // 2^-127 has the bits of 0
+}
 
 }  // namespace
 
@@ -80,6 +97,10 @@ namespace {
 
 template <class T> inline T* at(const Heads& x, int64_t row, int64_t head) {
     return static_cast<T*>(x.data) + row * x.row + head * x.head;
+}
+
+template <class T> inline void fetch(const T* row, int64_t dim) {
+    for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + i);
 }
 
 // The rows of tokens [first, first + count) of a context.
@@ -127,6 +148,7 @@ void mix(const T* const* values, const float* weights, int64_t count, int64_t co
          int64_t width) {
     Floats sums[G][N] = {};
     for (int64_t t = 0; t < count; ++t) {
+        if (column == 0) fetch(values[std::min(t + kAhead, count - 1)], width);
         Floats v[N];
         for (int n = 0; n < N; ++n)
             v[n] = N == 1 ? part(values[t] + column, lanes) : read(values[t] + column + n * kLanes);
@@ -164,14 +186,14 @@ struct Softmax {
 Softmax exponentials(float* scores, int64_t count) {
     for (int64_t i = count; i < up(count, kLanes); ++i) scores[i] = kNothing;
     Floats most = all(kNothing), total{};
-    for (int64_t i = 0; i < count; i += kLanes) most = larger(most, load<Floats>(scores + i));
+    for (int64_t i = 0; i < count; i += kLanes) most = most_of(most, load<Floats>(scores + i));
     float lane[kLanes], highest = kNothing;
     store(lane, most);
-    for (float x : lane) highest = x > highest || x != x ? x : highest;
+    for (float x : lane) highest = x > highest ? x : highest;
     for (int64_t i = 0; i < count; i += kLanes) {
-        const Floats weight = exp(load<Floats>(scores + i) - highest);
-        store(scores + i, weight);
-        total += weight;
+        const Floats w = weight(load<Floats>(scores + i) - highest);
+        store(scores + i, w);
+        total += w;
     }
     return {highest, sum(total)};
 }
@@ -201,7 +223,10 @@ void attend_cut(const Job& job, const Context& context, int64_t kv_head, int64_t
     scaled_queries<T>(job, context.row, kv_head, q);
     for (int64_t t = 0; t < count; ++t) token[t] = at<T>(job.k, rows[t], kv_head);
     int64_t t = 0;
-    for (; t + 4 <= count; t += 4) score<4>(token + t, q, group, job.dim, wide, scores + t);
+    for (; t + 4 <= count; t += 4) {
+        for (int k = 0; k < 4; ++k) fetch(token[std::min(t + kAhead + k, count - 1)], job.dim);
+        score<4>(token + t, q, group, job.dim, wide, scores + t);
+    }
     for (; t < count; ++t) score<1>(token + t, q, group, job.dim, wide, scores + t);
     for (int64_t g = 0; g < group; ++g) {
         const Softmax found = exponentials(scores + g * kCut, count);
@@ -219,7 +244,7 @@ template <class T> void merge(const float* cuts, int64_t count, int64_t stride, 
     float most = kNothing, total = 0.0f;
     for (int64_t c = 0; c < count; ++c) {
         const float x = cuts[c * stride + width];
-        most = x > most || x != x ? x : most;
+        most = x > most ? x : most;
     }
     std::vector<float> share(count, 1.0f);
     for (int64_t c = 0; c < count; ++c) {
@@ -323,7 +348,10 @@ public:
         for (int64_t first = 0; first < last; first += kKeys) {
             const int64_t count = std::min<int64_t>(kKeys, last - first);
             read_block(first, count);
-            for (int64_t c = 0; c < columns_; c += kPanel) attend(c, first, count);
+            for (int64_t c = 0; c < columns_; c += kPanel) {
+                const int64_t seen = sees(std::min(c + kPanel, columns_) - 1) - first;
+                if (seen > 0) attend(c, first, std::min(count, seen));
+            }
         }
         write_result();
     }
@@ -388,16 +416,16 @@ private:
         if (job_.causal && first + count > sees(column)) hide(column, first, count, scores);
         const Floats before = load<Floats>(most_ + column);
         Floats most = before, total{};
-        for (int64_t t = 0; t < count; ++t) most = larger(most, load<Floats>(scores + t * kPanel));
+        for (int64_t t = 0; t < count; ++t) most = most_of(most, load<Floats>(scores + t * kPanel));
         for (int64_t t = 0; t < count; ++t) {
-            const Floats weight = exp(load<Floats>(scores + t * kPanel) - most);
-            store(scores + t * kPanel, weight);
-            total += weight;
+            const Floats w = weight(load<Floats>(scores + t * kPanel) - most);
+            store(scores + t * kPanel, w);
+            total += w;
         }
-        const Floats shrink = exp(before - most);
+        const Floats shrink = weight(before - most);
         store(most_ + column, most);
         store(total_ + column, load<Floats>(total_ + column) * shrink + total);
-        if (first == 0) return;  // nothing was mixed yet
+        if (first == 0 || std::memcmp(&before, &most, sizeof most) == 0) return;  // nothing shrinks
         for (int64_t d = 0; d < padded_; ++d) store(mixed + d * kPanel, load<Floats>(mixed + d * kPanel) * shrink);
     }
 
@@ -444,7 +472,7 @@ struct Piece {
 class Work {
 public:
     explicit Work(const Job& job)
-        : job_(job), group_(job.heads / job.kv_heads), tile_(std::max<int64_t>(1, kTile / group_)) {
+        : job_(job), group_(job.heads / job.kv_heads) {
         for (int64_t c = 0; c < job.contexts; ++c)
             if (!single(job.context[c])) add_tiles(job.context[c]);  // the longest pieces first
         for (int64_t c = 0; c < job.contexts; ++c)
@@ -466,9 +494,18 @@ private:
     int64_t cuts(const Context& context) const { return up(context.keys, kCut) / kCut; }
     int64_t size() const { return group_ * cut_size(job_.dim); }
 
+    // Queries of a tile: as many in each as divides them evenly, in whole vectors.
+    int64_t tile(const Context& context) const {
+        const int64_t tiles = up(context.rows * group_, kTile) / kTile;
+        const int64_t columns = up(up(context.rows * group_, tiles) / tiles, kLanes);
+        return std::max<int64_t>(1, columns / group_);
+    }
+
     // The last tile sees most: it comes first, so that no thread is left with it at the end.
     void add_tiles(const Context& context) {
-        for (int64_t first = (context.rows - 1) / tile_ * tile_; context.rows && first >= 0; first -= tile_)
+        if (context.rows == 0) return;
+        const int64_t step = tile(context);
+        for (int64_t first = (context.rows - 1) / step * step; first >= 0; first -= step)
             for (int64_t h = 0; h < job_.kv_heads; ++h) pieces_.push_back({&context, h, first, 0});
         products_ += context.rows * context.keys * job_.dim * job_.heads * 2;
     }
@@ -488,7 +525,7 @@ private:
     template <class T> void piece(const Piece& piece) {
         const Context& context = *piece.context;
         if (!single(context)) {
-            const int64_t queries = std::min(tile_, context.rows - piece.first);
+            const int64_t queries = std::min(tile(context), context.rows - piece.first);
             Tile<T>(job_, context, piece.kv_head, piece.first, queries).run();
         } else if (cuts(context) > 1) {
             attend_cut<T>(job_, context, piece.kv_head, piece.first, parts_.data() + piece.parts);
@@ -506,7 +543,7 @@ private:
     }
 
     const Job& job_;
-    const int64_t group_, tile_;
+    const int64_t group_;
     int64_t products_ = 0, used_ = 0;
     std::vector<Piece> pieces_, split_;
     std::vector<float> parts_;

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mmserve.models.ops.cpu import bf16_instructions
 from mmserve.models.ops.native import library
+from mmserve.models.ops.native.library import NativeUnavailable
 from mmserve.models.ops.native.ops import SUFFIXES, Kernel
 
 # Queries are rows [row, row + rows) of q and of the result. They belong to a context of ``keys`` tokens, of
@@ -72,23 +74,58 @@ def kernels() -> NativeAttentionKernels:
     return NativeAttentionKernels()
 
 
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, contexts: Numbers, runs: Numbers
+def unusable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot attend on ``device`` in ``dtype``; None when they can."""
+    if device.type != "cpu":
+        return "they run on a CPU only"
+    if dtype not in SUFFIXES:
+        return f"they do not compute {dtype}"
+    try:
+        kernels()
+    except NativeUnavailable as error:
+        return str(error)
+    return None
+
+
+def left_to_torch(dtype: torch.dtype) -> str | None:
+    """Why torch's matrix products are the better ones for many queries at once; None when they are not."""
+    flag = bf16_instructions() if dtype == torch.bfloat16 else None
+    return f"this CPU multiplies bf16 itself ({flag})" if flag else None
+
+
+def attend_segments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    first_queries: Numbers,
+    queries: int,
+    first_keys: Numbers,
+    keys: int,
 ) -> None:
-    """``out`` = softmax(q k^T / sqrt(dim)) v; each query sees all keys of its context.
+    """Segment i: ``queries`` rows of q and out from ``first_queries[i]`` on see ``keys`` rows of k and v from
+    ``first_keys[i]`` on, all of them.
 
     [rows, heads, dim] each, strided as they come; k and v may have other rows, and fewer heads, than q.
     """
+    count = len(first_keys)
+    each = np.ones(count, np.int64)
+    contexts = np.stack(
+        (first_queries, queries * each, keys * each, keys * each, np.arange(count), each), axis=1
+    )
+    runs = np.stack((0 * each, first_keys), axis=1)
     job = Job(
         *(Heads.of(x) for x in (q, k, v, out)),
-        *(q.shape[1], k.shape[1], q.shape[2], 0, len(contexts)),
+        *(q.shape[1], k.shape[1], q.shape[2], 0, count),
         *(contexts.ctypes.data, runs.ctypes.data),
     )
     kernels().attend[q.dtype](ctypes.byref(job))
 
 
 def _declared(library_: ctypes.CDLL, name: str, *arguments: type) -> dict[torch.dtype, Kernel]:
-    found = {dtype: library_[f"{name}_{suffix}"] for dtype, suffix in SUFFIXES.items()}
-    for kernel in found.values():
+    found: dict[torch.dtype, Kernel] = {}
+    for dtype, suffix in SUFFIXES.items():
+        kernel = library_[f"{name}_{suffix}"]
         kernel.argtypes, kernel.restype = arguments, None
+        found[dtype] = kernel
     return found

@@ -5,6 +5,7 @@ over a row are taken in another order. A row's result is the same whatever else 
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from mmserve.models.ops.native import library
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-Kernel = ctypes._CFuncPtr
+Kernel = Callable[..., None]
 
 
 class NativeOps:
@@ -94,7 +95,7 @@ def _forms(
     kernels: ctypes.CDLL, name: str, *arguments: type, table: torch.dtype | None = None
 ) -> dict[torch.dtype, Kernel]:
     """``name`` for each dtype that it takes, its arguments declared."""
-    found = {}
+    found: dict[torch.dtype, Kernel] = {}
     for dtype, suffix in SUFFIXES.items():
         kernel = kernels[f"{name}_{suffix}" + (f"_{SUFFIXES[table]}" if table else "")]
         kernel.argtypes, kernel.restype = arguments, None

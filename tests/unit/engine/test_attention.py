@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mmserve.core.errors import ConfigError
-from mmserve.engine.attention import native
 from mmserve.engine.attention.base import Span
 from mmserve.engine.attention.choose import attention_for, choose_attention
 from mmserve.engine.attention.matmul import MatmulAttention
@@ -15,6 +14,7 @@ from mmserve.engine.attention.native import NativeAttention
 from mmserve.engine.attention.reference import ReferenceAttention
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape
+from mmserve.models.ops.native import attention as native
 from mmserve.models.ops.native.library import NativeUnavailable
 
 CPU = torch.device("cpu")
@@ -159,8 +159,8 @@ class Several:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_native_answers_do_not_depend_on_company_threads_or_pages(native_backend, dtype):
-    if native._multiplies(dtype):
-        pytest.skip("prompts are left to torch here")
+    if reason := native.left_to_torch(dtype):
+        pytest.skip(f"prompts are left to torch: {reason}")
     first = Several(dtype, 16, scattered=False)
     together = first.answers(range(5), threads=2)
     for i in range(5):
