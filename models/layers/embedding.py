@@ -16,7 +16,7 @@ class Embedding(Layer):
     def __init__(self, count: int, width: int, place: Placement) -> None:
         super().__init__()
         self.weight = place.empty(count, width)
-        self.rows = self._own_rows
+        self.rows: Callable[[torch.Tensor], torch.Tensor] = self._own_rows
 
     def read_from(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Give up the matrix: from now on ``rows`` makes [T, width] of ids int64 [T]."""

@@ -142,7 +142,8 @@ def _demanded(device: torch.device, dtype: torch.dtype, wanted: str) -> LinearOp
 
 def _fastest_on_cpu(dtype: torch.dtype) -> tuple[LinearOp, str]:
     """The first that can run of those that are worth trying here; the reason names those that could not."""
-    instructions, missed = cpu.bf16_instructions(), []
+    instructions = cpu.bf16_instructions()
+    missed: list[str] = []
     for name, why in _worth_trying(dtype, instructions):
         reason = _CPU_LINEAR[name].unusable(dtype)
         if reason is None:
@@ -178,7 +179,7 @@ def _int8(device: torch.device) -> tuple[QuantizedLinearOp, str]:
 
 
 def _ops(names: dict[str, str], linear: LinearOp, why: str) -> Ops:
-    chosen = {op: _form(op, name) for op, name in names.items()}
+    chosen: dict[str, Any] = {op: _form(op, name) for op, name in names.items()}
     return Ops(**chosen, linear=linear, names={**names, "linear": linear.name}, linear_why=why)
 
 

@@ -214,7 +214,8 @@ void multiply(const uint8_t* w, const int8_t* x, int64_t stride, int64_t steps, 
     }
 }
 
-using Multiply = void (*)(const uint8_t*, const int8_t*, int64_t, int64_t, const float*, const int32_t*, int64_t, bool, float*);
+using Multiply = void (*)(const uint8_t*, const int8_t*, int64_t, int64_t, const float*, const int32_t*, int64_t, bool,
+                          float*);
 template <int... M> constexpr Multiply multiply_by_height(int height, std::integer_sequence<int, M...>) {
     constexpr Multiply all_heights[] = {multiply<M + 1>...};
     return all_heights[height - 1];
@@ -298,7 +299,8 @@ void linear(const Weight& w, const T* x, int64_t stride, int64_t rows, const T* 
         chunk(w, x + done * stride, stride, std::min(fit, rows - done), bias, act, out + done * w.n, threads);
 }
 
-template <class T> void pack(const Weight& w, const T* weight, int64_t stride, uint8_t* codes, float* scales, int threads) {
+template <class T>
+void pack(const Weight& w, const T* weight, int64_t stride, uint8_t* codes, float* scales, int threads) {
     const int64_t steps = w.steps();
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < w.blocks(); block++) {
