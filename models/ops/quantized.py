@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from mmserve.models.ops.reference import ACTIVATIONS
 
 LEVELS = 127
-GROUP = 256  # an outlier among the inputs costs its own group precision, not the whole row
+GROUP = 256  # an outlier among the inputs costs its own group precision, not the whole row; a multiple of 16
 EXACT = 1024  # products of two codes whose sum float32 holds exactly: 1024 * 127 * 127 < 2 ** 24
 
 

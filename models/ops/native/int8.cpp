@@ -74,7 +74,7 @@ inline Ints dot(Ints acc, Codes w, int32_t x) {
 }
 #endif
 
-// As models/ops/quantized.py has it, and its ctypes twin.
+// A packed weight; int8.py has the same structure. ``group`` is a multiple of 16.
 struct Weight {
     const uint8_t* codes;
     const float* scales;  // of n channels, rounded up to whole blocks
@@ -316,7 +316,7 @@ void pack(const Weight& w, const T* weight, int64_t stride, uint8_t* codes, floa
 }
 
 template <class T> void rows(const Weight& w, const int64_t* ids, int64_t count, T* out, int threads) {
-#pragma omp parallel for num_threads(threads) if (count > 8)
+#pragma omp parallel for num_threads(count > 8 ? threads : 1)
     for (int64_t i = 0; i < count; i++) {
         const uint8_t* from = w.block(ids[i] / kBlock) + 4 * (ids[i] % kBlock);
         const float scale = w.scales[ids[i]];
@@ -355,8 +355,11 @@ MMSERVE_EXPORT void int8_linear(const Weight* w, const void* x, int64_t stride, 
                static_cast<bf16*>(out), threads);
 }
 
-// out [count][k] = the rows ``ids`` of the weight, as their codes tell them.
-MMSERVE_EXPORT void int8_rows(const Weight* w, const int64_t* ids, int64_t count, void* out, int wide, int threads) {
+// out [count][k] = the rows ``ids`` of the weight, as their codes tell them; false, and nothing, if one is not there.
+MMSERVE_EXPORT bool int8_rows(const Weight* w, const int64_t* ids, int64_t count, void* out, int wide, int threads) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= w->n) return false;
     if (wide) rows(*w, ids, count, static_cast<float*>(out), threads);
     else rows(*w, ids, count, static_cast<bf16*>(out), threads);
+    return true;
 }

@@ -56,8 +56,8 @@ class NativeInt8Linear:
             *(flag, pointer, flag, flag),
         )
         kernels.int8_rows.argtypes = (pointer, pointer, number, pointer, flag, flag)
-        for function in (kernels.int8_pack, kernels.int8_linear, kernels.int8_rows):
-            function.restype = None
+        kernels.int8_pack.restype = kernels.int8_linear.restype = None
+        kernels.int8_rows.restype = ctypes.c_bool
         self._kernels = kernels
         self.name = f"int8 (native, {kernels.int8_path().decode()})"
         self._check()
@@ -94,13 +94,18 @@ class NativeInt8Linear:
         return out
 
     def rows(self, weight: PackedInt8, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The rows ``ids`` int64 [T] of the weight in ``dtype``, as their codes tell them."""
+        """The rows ``ids`` int64 [T] of the weight in ``dtype``, as their codes tell them. IndexError if one
+        is not there."""
         out = torch.empty(len(ids), weight.header.k, dtype=dtype)
         ids = ids.contiguous()
-        self._kernels.int8_rows(
+        known = self._kernels.int8_rows(
             ctypes.byref(weight.header),
             *(ids.data_ptr(), len(ids), out.data_ptr(), _WIDE[dtype], torch.get_num_threads()),
         )
+        if not known:
+            raise IndexError(
+                f"ids of a matrix of {weight.outputs} rows must be from 0 to {weight.outputs - 1}"
+            )
         return out
 
     def _check(self) -> None:
