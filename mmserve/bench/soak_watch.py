@@ -22,7 +22,10 @@ def figures(text: str) -> dict[str, float]:
 
 
 def busy(now: Mapping[str, float]) -> dict[str, float]:
-    """The gauges that are not at rest; pages that are neither free nor cached among them."""
+    """The gauges that are not at rest; pages that are neither free nor cached among them. A server that tells
+    nothing is not known to be at rest."""
+    if not now:
+        return {"figures missing": 1.0}
     gauges = {name: now.get(f"mmserve_{name}", 0.0) for name in IDLE}
     pages = [now.get(f"mmserve_kv_pages{kind}", 0.0) for kind in ("", "_free", "_cached")]
     gauges["pages in use"] = pages[0] - pages[1] - pages[2]
