@@ -19,7 +19,7 @@ PACKAGES = (
     *("torch", "safetensors", "tokenizers", "numpy", "pillow", "opencv-python-headless", "av"),
     *("fastapi", "uvicorn", "msgspec", "pyzmq", "transformers", "triton", "flashinfer-python"),
 )
-CPU_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 def add(commands: Any) -> None:
@@ -53,6 +53,7 @@ def examine(config: Config) -> dict[str, Any]:
         "gpu": gpus(),
         "model": model(config),
         "backends": backends.expected(config),
+        "processes": processes(config),
         "config": config.flat(),
     }
 
@@ -73,6 +74,17 @@ def model(config: Config) -> dict[str, Any]:
         "family": found.family,
         "text": f"{text.num_layers} layers of {text.hidden_size}, {text.vocab_size} tokens",
         "vision": f"{vision.depth} layers of {vision.hidden_size}, patches of {vision.patch_size}",
+    }
+
+
+def processes(config: Config) -> dict[str, Any]:
+    """What ``mmserve serve`` runs where."""
+    own, workers = config.server.engine_process, config.media.workers
+    return {
+        "api": "HTTP, limits, answers" if own else "HTTP, limits, engine, text of tokens",
+        "engine": "the model" if own else "in the api (engine_process is off)",
+        "detokenizer": "text of tokens" if own else "in the api (engine_process is off)",
+        "workers": f"{workers} decode, 1 lays out prompts" if workers else "in the api",
     }
 
 

@@ -100,6 +100,9 @@ def test_doctor_tells_the_machine_and_every_setting(capsys):
     assert all(choice["why"] for choice in report["backends"].values())
     assert report["packages"]["torch"]
     assert "secret" not in out
+    assert report["processes"]["engine"] == "the model"
+    assert cli.main(["doctor", "--no-engine-process"]) == 0
+    assert "engine: in the api" in capsys.readouterr().out
     assert cli.main(["doctor"]) == 0
     assert "port: 8000" in capsys.readouterr().out
 

@@ -26,10 +26,11 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
+@pytest.fixture(scope="module", params=["load", "start"], ids=["one process", "processes"])
+def service(request, tmp_path_factory):
+    """With everything in this process, and with engine and detokenizer as processes: no test can tell."""
     folder = write_dummy_model(tmp_path_factory.mktemp("dummy"))
-    service = Service.load(Config.of(model=str(folder), **SMALL))
+    service = getattr(Service, request.param)(Config.of(model=str(folder), **SMALL))
     yield service
     service.close()
 
