@@ -45,7 +45,7 @@ class NativeAttention:
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
         q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = torch.empty_like(q)
         self._attend(
             *(ctypes.byref(self._step), layer, q.shape[1], q.data_ptr(), q.stride(0)),
             *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), out.data_ptr()),

@@ -44,25 +44,27 @@ class NativeOps:
     def _norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        rows, out = _rows(x), torch.empty(x.shape, dtype=x.dtype)
+        rows = _rows(x)
+        out = torch.empty_like(rows)  # dense, and much cheaper to ask for than by shape and dtype
         count, width = rows.shape
         total = None if residual is None else residual.data_ptr()
         pointers = (total, weight.data_ptr(), out.data_ptr())
         self._rms_norm[x.dtype](rows.data_ptr(), rows.stride(0), *pointers, count, width, eps)
-        return out
+        return out.view(x.shape)
 
     def layer_norm(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        rows, out = _rows(x), torch.empty(x.shape, dtype=x.dtype)
+        rows = _rows(x)
+        out = torch.empty_like(rows)
         count, width = rows.shape
         pointers = (weight.data_ptr(), bias.data_ptr(), out.data_ptr())
         self._layer_norm[x.dtype](rows.data_ptr(), rows.stride(0), *pointers, count, width, eps)
-        return out
+        return out.view(x.shape)
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         width = x.shape[-1] // 2
-        rows, out = _rows(x), torch.empty((*x.shape[:-1], width), dtype=x.dtype)
+        rows, out = _rows(x), x.new_empty((*x.shape[:-1], width))
         self._silu_and_mul[x.dtype](rows.data_ptr(), rows.stride(0), out.data_ptr(), rows.shape[0], width)
         return out
 
