@@ -153,7 +153,7 @@ class Engine:
         only when the engine's state is no longer sound.
         """
         decodes = len(self.scheduler.decoding)
-        outputs: list[TokenOutput | PixelsWanted] = []
+        outputs: list[TokenOutput | PixelsWanted] = [*self._expire()]
         encoded = self._encoder_first() and self._encode(decodes, outputs)
         outputs += self._park_lacking()
         batch = self.scheduler.schedule(self.mixing.prompt_tokens(decodes, encoded))
@@ -315,7 +315,7 @@ class Engine:
         """Counts and gauges for health, logs and metrics."""
         pages, prefixes = self.kv.allocator, self.scheduler.memory.prefixes
         return {
-            "running": len(self.scheduler.running),
+            "running": self.scheduler.num_running,
             "waiting": len(self.scheduler.waiting),
             "parked": len(self.scheduler.parked),
             "steps": self._steps,
@@ -346,7 +346,8 @@ class Engine:
         self.scheduler.check_integrity()
         self.sampler.check_integrity(self._requests.values())
         self.stage.check_integrity()
-        queued = sum(map(len, (self.scheduler.running, self.scheduler.waiting, self.scheduler.parked)))
+        scheduler = self.scheduler
+        queued = scheduler.num_running + len(scheduler.waiting) + len(scheduler.parked)
         assert queued == len(self._requests), f"{len(self._requests)} requests, {queued} in the queues"
 
 

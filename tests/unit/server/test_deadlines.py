@@ -1,16 +1,19 @@
 """``deadline_ms``: checked, carried to the engine as a moment, and told as a 504 when it passes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from mmserve.core.errors import DeadlineExceeded, InvalidRequest
 from mmserve.core.messages import ChatInput, SamplingParams, TextOutput
 from mmserve.generation import whole
-from mmserve.server.completions import CompletionRequest
+from mmserve.server.chat import ChatJob
+from mmserve.server.completions import CompletionJob, CompletionRequest
 from mmserve.server.deadline import deadline
 from mmserve.server.protocol import CaptionRequest, ChatRequest, convert, decode
-from mmserve.server.responses import ResponseRequest
+from mmserve.server.response_store import ResponseStore
+from mmserve.server.responses import ResponseJob, ResponseRequest
 
 BODIES = {
     ChatRequest: {"messages": [{"role": "user", "content": "hi"}]},
@@ -39,6 +42,30 @@ def test_a_form_gives_it_as_text():
 def test_it_counts_from_the_moment_the_request_came():
     assert deadline(100.0, 250) == 100.25
     assert deadline(100.0, None) is None
+
+
+@pytest.mark.parametrize("fields", [{"deadline_ms": 250, "priority": 3}, {}])
+async def test_every_endpoint_tells_the_engine_whose_it_is_and_by_when(fields):
+    expected = ("ada", 100.25, 3) if fields else ("ada", None, 0)
+    for kind, body in BODIES.items():
+        wanted = decode(json.dumps({**body, **fields}).encode(), kind)
+        chat = await _chat_of(wanted)
+        assert (chat.owner, chat.deadline, chat.priority) == expected, kind
+
+
+async def _chat_of(wanted):
+    service = SimpleNamespace(spec=SimpleNamespace(sampling={}, chat_template=None), model_name="m")
+    desk = SimpleNamespace(find=_nothing_found)
+    if isinstance(wanted, ChatRequest):
+        return (await ChatJob(service, desk, wanted, "ada", 100.0)._chats())[0]
+    if isinstance(wanted, ResponseRequest):
+        return await ResponseJob(service, desk, ResponseStore(), wanted, "ada", 100.0)._chat()
+    return CompletionJob(service, wanted, 8, "ada", 100.0)._chats()[0]
+
+
+async def _nothing_found(refs, owner):
+    assert (list(refs), owner) == ([], "ada")
+    return {}
 
 
 async def test_a_request_that_was_too_late_is_a_504_of_its_own_code():
