@@ -13,9 +13,7 @@ from mmserve.engine.scheduler.request import Batch, Request, Status, common_len
 from mmserve.engine.scheduler.waiting import WaitingQueue
 
 HEADROOM_TOKENS = 32  # room that a new request leaves each running one to grow, lest it be preempted soon
-AHEAD = (
-    32  # waiting requests that are looked at before their time; a step does not cost more for a long queue
-)
+AHEAD = 32  # waiting requests that are looked at before their time: a step costs no more for a long queue
 
 
 class Scheduler:
