@@ -62,6 +62,7 @@ class Traffic:
             "bad media": (2, self.bad_media),
             "bad request": (3, self.bad_request),
         }
+        self._unsent = list(self.kinds)
 
     async def learn(self) -> None:
         """Ask for every known answer once, one after the other."""
@@ -71,9 +72,10 @@ class Traffic:
                 self.references[sample.name, question] = await self._answer(body)
 
     def next(self) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """The name of a kind, and what sends one request of it."""
+        """The name of a kind, and what sends one request of it: first each once, then by their weights."""
         names = list(self.kinds)
-        name = self.choose.choices(names, [self.kinds[n][0] for n in names])[0]
+        chosen = self.choose.choices(names, [self.kinds[n][0] for n in names])[0]
+        name = self._unsent.pop() if self._unsent else chosen
         return name, self.kinds[name][1]
 
     # ------------------------------------------------------------ what must be answered
