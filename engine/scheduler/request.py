@@ -15,7 +15,6 @@ from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.radix import Keys, Node, Salt
 from mmserve.engine.sampling.prompt_scores import LOGIT_ROWS, PromptScores
 
-
 PATIENCE_S = 10.0  # a request without a deadline is due so long after it came
 ANSWER_WEIGHT = 2  # what a token of an answer counts beside one of a prompt (as in arXiv:2401.00588)
 
@@ -229,7 +228,7 @@ class Chunk:
 
 
 class Batch:
-    """One step: ``decodes``, requests whose newest token is computed, before ``prompts``, chunks of the others;
+    """One step: ``decodes``, requests whose newest token is computed, before ``prompts``, chunks of others;
     ``room``, the tokens that could still be added; and ``logit_room``, those of them whose logits prompts may
     want for themselves."""
 
