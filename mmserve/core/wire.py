@@ -1,6 +1,7 @@
 """What processes say to each other as msgpack: errors, and values that msgspec does not know by itself.
 
-Everything is decoded into fixed types, so nothing that another process says is executed.
+Everything is decoded into fixed types, so nothing that another process says is executed. And how a child
+process ends with its parent.
 """
 
 import ctypes

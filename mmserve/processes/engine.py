@@ -191,8 +191,9 @@ class Desk:
             case Submit():
                 self._submit(message)
             case Supply(ticket=ticket, slots=slots):
+                # Also if the request has ended: what was never borrowed would never be given back.
+                pixels = {digest: self._borrowed.array(slot) for digest, slot in slots}
                 if asked := self._asked.get(ticket):
-                    pixels = {digest: self._borrowed.array(slot) for digest, slot in slots}
                     self._thread.supply(asked.request_id, pixels, asked)
             case Abort(ticket=ticket):
                 if asked := self._asked.pop(ticket, None):

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import json
 import os
 import re
@@ -250,3 +251,21 @@ async def test_one_process_serves_it_all_where_that_is_asked_for(folder, plain):
             assert await caption(web) == (200, plain, None)
         server.process.send_signal(signal.SIGINT)
         assert server.ended() == 0
+
+
+def test_starting_and_stopping_again_leaves_nothing_and_needs_no_workers(plain):
+    """Without workers the pixels stand in this process alone, and are copied for the engine."""
+    left = []
+    for _ in range(3):
+        service = Service.start(Config.of(kv_cache_mib=16, workers=0))
+        answer = asyncio.run(whole(service, caption_chat("r", media_part(APPLES, "apples.jpg"))))
+        service.close()
+        assert answer.text.strip() == plain
+        assert service.stats()["running"] == 0
+        del service
+        gc.collect()
+        left.append(
+            (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), children(os.getpid()))
+        )
+    assert left[1] == left[2]
+    assert left[2][-1] == []

@@ -140,6 +140,18 @@ async def test_pixels_that_are_wanted_are_asked_for_and_the_request_goes_on(line
     await until(lambda: settled(line))
 
 
+async def test_pixels_that_come_when_the_request_has_ended_are_given_back(line):
+    async def too_late():
+        line.desk._asked.clear()
+        return {bytes(32): picture()}
+
+    task = asyncio.create_task(heard(line, request("bare"), too_late))
+    await until(lambda: line.client.loans._number == 1)
+    await until(lambda: not len(line.client.loans))
+    assert line.arena.used == 0
+    task.cancel()
+
+
 async def test_values_that_cannot_be_sent_are_the_request_s_error(line):
     for wrong in (request(seed=10**30), request("\ud800")):
         with pytest.raises(InvalidRequest, match="beyond what can be"):
