@@ -64,7 +64,7 @@ class Merger(nn.Module):
     def forward(self, x: torch.Tensor, out: torch.Tensor) -> Parts[None]:
         """``out`` [tokens, width of the decoder] becomes the tokens of the patches ``x``."""
         joined = x.view(-1, self.width)
-        for rows in row_parts(joined, ROWS // self.patches):
+        for rows in row_parts(joined, 2 * ROWS // self.patches):
             part = joined[rows]
             out[rows] = self.tokens(part)
             yield self.work * part.shape[0]

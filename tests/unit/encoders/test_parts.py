@@ -96,14 +96,16 @@ def test_a_part_is_so_many_rows_or_scores_whatever_the_picture(family, side):
     assert max(encoder(family).parts(pictures(grids), grids)) <= SCORE_BLOCK * (4 * WIDTH // 2 + SOFTMAX_WORK)
 
 
-def test_a_run_stops_behind_the_part_that_used_up_its_work():
+def test_a_run_stops_behind_the_part_that_comes_nearest_to_its_work():
     def parts():
         yield from (3.0, 3.0, 3.0)
         return "all"
 
     run = Resumable(parts())
-    assert [run.advance(4.0), run.done] == [6.0, False]
-    assert [run.advance(100.0), run.done, run.result] == [3.0, True, "all"]
+    assert [run.advance(4.0), run.done] == [3.0, False]
+    assert [run.advance(5.0), run.done] == [6.0, False]
+    assert [run.advance(0.1), run.done] == [0.0, True]
+    assert run.result == "all"
     assert run.advance(1.0) == 0.0
 
 

@@ -171,7 +171,8 @@ class World:
 
     def __init__(self, pair, stream=True, **options):
         self.pair, self.clock = pair, Clock()
-        config = Config.of(kv_cache_mib=8, max_model_len=3000, **{"encoder_tokens": 8, **options})
+        fixed = {"kv_cache_mib": 8, "max_model_len": 3000, "encoder_tokens": 8, "stall_factor": FACTOR}
+        config = Config.of(**{**fixed, **options})
         self.engine = Engine(pair.model, config, eos_ids=(), clock=self.clock)
         self.encoder = self.engine.stage.encoder = SlowEncoder(pair, self.clock)
         self.steps = self.engine.runner = self.engine.sampler = SlowSteps(self.clock)
