@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -67,23 +66,23 @@ def test_it_says_where_it_is_and_how_to_ask(start):
 def test_a_stopping_server_finishes_what_it_began(start, sign):
     process, url = start()
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(chat(url, max_tokens=100)))
+    asking = threading.Thread(target=lambda: answers.append(chat(url, max_tokens=400)))
     with httpx.stream(
         "POST",
         f"{url}/v1/chat/completions",
-        json={"messages": [{"role": "user", "content": "long"}], "max_tokens": 100, "stream": True},
+        json={"messages": [{"role": "user", "content": "long"}], "max_tokens": 400, "stream": True},
         timeout=30,
     ) as stream:
         asking.start()
         lines = stream.iter_lines()
         next(lines)
-        while not httpx.get(f"{url}/health/live").is_success:
+        while "mmserve_requests_running 2.0" not in httpx.get(f"{url}/metrics").text:
             pass
         process.send_signal(sign)
         rest = [line for line in lines if line]
     asking.join()
     assert rest[-1] == "data: [DONE]"
-    assert json.loads(answers[0].text)["usage"]["completion_tokens"] == 100
+    assert json.loads(answers[0].text)["usage"]["completion_tokens"] == 400
     out, _ = process.communicate(timeout=10)
     assert process.returncode == 0
     assert out.endswith("closed\n")
@@ -98,7 +97,8 @@ def test_a_stopping_server_waits_no_longer_than_its_deadline(start):
     ]
     for thread in asking:
         thread.start()
-    time.sleep(0.5)
+    while "mmserve_requests_running 2.0" not in httpx.get(f"{url}/metrics").text:
+        pass
     process.send_signal(signal.SIGTERM)
     for thread in asking:
         thread.join()
