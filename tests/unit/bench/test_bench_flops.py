@@ -18,7 +18,8 @@ def model(request, tmp_path_factory):
     """In its plain torch form, since a counter sees nothing of what a kernel of ours does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mmserve.models.registry.choose_ops", lambda *_, **__: reference_ops())
-        return Pair(request.param, tmp_path_factory.mktemp("model")).model
+        patch.setattr("mmserve.encoders.attention.choose_form", lambda *_: ("fused", "it is counted"))
+        yield Pair(request.param, tmp_path_factory.mktemp("model")).model
 
 
 def counted(work):
