@@ -36,7 +36,8 @@ class VisionBlock(nn.Module):
         for rows in row_parts(x):
             qkv[rows] = self.attn.project(self.norm1(x[rows]), (cos[rows], sin[rows]))
             yield self.before * x[rows].shape[0]
-        mixed = yield from attend(*qkv.chunk(3, 1), segments)
+        q, k, v = qkv.chunk(3, 1)
+        mixed = yield from attend(q, k, v, segments)
         for rows in row_parts(x):
             part = x[rows].add_(self.attn.proj(mixed[rows]))
             part.add_(self.mlp(self.norm2(part)))

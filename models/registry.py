@@ -5,6 +5,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -101,7 +102,7 @@ def load_model(options: ModelOptions, *, linear_backend: str = "auto", seed: int
     return LoadedModel(
         config=config,
         language=language.eval(),
-        encoder=encoder.eval(),
+        encoder=cast(VisionEncoder, encoder.eval()),
         dtype=dtype,
         device=device,
         backends=dict(place.ops.names),

@@ -53,8 +53,8 @@ class ModelOptions(Section):
     dtype: str = option("auto", "weights and activations", choices=("auto", "bfloat16", "float32"))
     quantization: str = option(
         "none",
-        "int8 keeps the weights of linear layers in 8 bits, half of bfloat16's memory, and reads them twice as"
-        " fast, at some cost in precision; on a CPU only so far",
+        "int8 keeps the weights of linear layers in 8 bits, half of bfloat16's memory, and reads them twice"
+        " as fast, at some cost in precision; on a CPU only so far",
         choices=("none", "int8"),
     )
     load_format: str = option(
@@ -105,8 +105,8 @@ class SchedulerOptions(Section):
 class RunnerOptions(Section):
     attention_backend: str = option(
         "auto",
-        "attention over the paged KV cache; native is by kernels in C++ for the CPU, torch by matrix products,"
-        " reference the slow oracle",
+        "attention over the paged KV cache; native is by kernels in C++ for the CPU, torch by matrix"
+        " products, reference the slow oracle",
         choices=("auto", "native", "torch", "reference"),
     )
     linear_backend: str = option(

@@ -39,7 +39,9 @@ FIGURES: dict[str, Figure] = {
     "encoded_tokens": Figure("encoded_tokens", "Vision tokens encoded", "counter"),
     "encoder_slices": Figure("encoder_slices", "Slices of encoder work between two steps", "counter"),
     "encoder_batches_dropped": Figure(
-        "encoder_batches_dropped", "Encoder batches given up half done: nobody wanted them any more", "counter"
+        "encoder_batches_dropped",
+        "Encoder batches given up half done: nobody wanted them any more",
+        "counter",
     ),
     "decode_waits": Figure(
         "decode_waits", "Steps in which answers waited for pictures or prompts", "counter"
