@@ -73,7 +73,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = BUNDLED_MODEL, **options: Any) -> None:
-        self.config = Config.of(model=str(model), **options)
+        self.config = Config.of(model=str(model), **options).for_whole_answers()
         self.service = Service.load(self.config)
         scheduler, most = self.config.scheduler, self.config.media.max_preparing
         self._at_once = min(2 * scheduler.max_running, scheduler.max_waiting, most, 128)

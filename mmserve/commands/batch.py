@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 if every request has a good answer."""
-    config = from_arguments(args)
+    config = from_arguments(args).for_whole_answers()
     at_once = concurrency(args.concurrency, config)
     from mmserve.batch_files import Answers, check_apart, check_lines
     from mmserve.server.offline import ENDPOINTS

@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = from_arguments(args)
+    config = from_arguments(args).for_whole_answers()
     with session.loaded(config) as service:
         start = time.monotonic()
         results = asyncio.run(evaluate(service, questions()[: args.limit], config))

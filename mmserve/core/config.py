@@ -9,13 +9,14 @@ import argparse
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from mmserve.core.errors import ConfigError
 
 BUNDLED_MODEL = "mmserve/tiny-vl"
+NO_BOUND = 1e9  # a ``stall_factor`` that nothing reaches
 _HOST_NAMES = re.compile(r"\s*[\w-]+(\.[\w-]+)*\s*(,\s*[\w-]+(\.[\w-]+)*\s*)*", re.ASCII)
 
 
@@ -244,6 +245,13 @@ class Config:
                 for name, kind in kinds.items()
             }
         )
+
+    def for_whole_answers(self) -> "Config":
+        """The same for callers who read no answer before its end: unless ``stall_factor`` was given, prompts
+        and pictures may hold up tokens for as long as they like, which gets more done in all."""
+        if self.scheduler.stall_factor is not None:
+            return self
+        return replace(self, scheduler=replace(self.scheduler, stall_factor=NO_BOUND))
 
     def flat(self) -> dict[str, dict[str, Any]]:
         """``{section: {field: value}}`` for printing; the API key is masked."""

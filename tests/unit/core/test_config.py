@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.core.config import BUNDLED_MODEL, Config, MediaOptions, add_arguments, from_arguments, options
+from mmserve.core.config import (
+    BUNDLED_MODEL,
+    NO_BOUND,
+    Config,
+    MediaOptions,
+    add_arguments,
+    from_arguments,
+    options,
+)
 from mmserve.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -90,3 +98,9 @@ def test_no_option_is_parsed_and_ignored() -> None:
         if path.name != "config.py"
     )
     assert [f.name for _, f in options() if not re.search(rf"\.{f.name}\b", code)] == []
+
+
+def test_whole_answers_may_wait_unless_the_caller_says_otherwise() -> None:
+    assert Config().scheduler.stall_factor is None
+    assert Config().for_whole_answers().scheduler.stall_factor == NO_BOUND
+    assert Config.of(stall_factor=3.0).for_whole_answers() == Config.of(stall_factor=3.0)
