@@ -103,7 +103,9 @@ class Service:
     def stats(self) -> dict[str, Any]:
         """Counts and gauges of the engine (see ``Engine.stats``), of preprocessing and of what callers have
         stored. Each number has its line in ``core.figures.FIGURES``."""
-        return {**self._engine.stats(), **self._desk.stats(), **self.library.stats()}
+        engine = self._engine.stats()
+        expired = engine.get("expired", 0) + self._desk.expired
+        return {**engine, **self._desk.stats(), **self.library.stats(), "expired": expired}
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of ``text``, in which reserved tokens count."""

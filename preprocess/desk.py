@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from mmserve.core.errors import MediaTimeout, MMServeError
+from mmserve.core.errors import DeadlineExceeded, MediaTimeout, MMServeError, Overloaded
 from mmserve.core.messages import ChatInput, VideoPart
 from mmserve.core.metrics import MediaOutcome, Metrics
 from mmserve.preprocess.cache import EarlyAnswers, Pixels, part_digest
@@ -46,16 +46,23 @@ class PrepareDesk:
         self.metrics = metrics
         self.max_items = max_items
         self.max_text_chars = max_text_chars
+        self.expired = 0  # requests whose deadline passed here
         self._flights: Flights[Medium] = Flights()
 
     # ------------------------------------------------------------ what is asked
 
     async def prepare(self, chat: ChatInput) -> Prepared:
         """All that the engine needs. InvalidRequest or MediaError names the part that is wrong; Overloaded
-        when too much waits already, MediaTimeout past the deadline of ``chat``."""
+        when too much waits already, DeadlineExceeded past the deadline of ``chat``."""
         check_text(chat, self.max_text_chars)
-        media = await self._look_at_all(chat, whole=False)
-        prepared = await self.workers.assemble(chat, media)
+        try:
+            media = await self._look_at_all(chat, whole=False)
+            prepared = await self.workers.assemble(chat, media)
+        except MMServeError as error:
+            if not _came_late(error, chat.deadline):
+                raise
+            self.expired += 1
+            raise DeadlineExceeded(f"{error.param}: {error.message}", param="deadline_ms") from None
         self.metrics.stages(prepared.stages)
         return prepared
 
@@ -186,6 +193,12 @@ def _named(error: MMServeError, param: str | None) -> MMServeError:
     mine = copy.copy(error)
     mine.param = mine.param or param
     return mine
+
+
+def _came_late(error: MMServeError, deadline: float | None) -> bool:
+    """Whether ``error`` is about time or place, and ``deadline`` has passed."""
+    about_time = isinstance(error, Overloaded) or error.code == MediaTimeout.code
+    return about_time and deadline is not None and time.monotonic() >= deadline
 
 
 @asynccontextmanager

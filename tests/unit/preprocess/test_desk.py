@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from helpers.media_files import clip_file, picture_file
 
-from mmserve.core.errors import ContextLengthExceeded, MediaError, MediaTimeout, MMServeError
+from mmserve.core.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    MediaError,
+    MMServeError,
+    Overloaded,
+)
 from mmserve.core.messages import ChatInput, ImagePart, Message, SamplingParams, TextPart, VideoPart
 from mmserve.core.metrics import Metrics
 from mmserve.preprocess import desk as desk_module
@@ -232,12 +239,34 @@ async def test_a_deadline_is_its_request_s_alone(desk, workers):
     hasty = chat(ImagePart(data=picture(), param="p"), deadline=time.monotonic() + 0.05)
     patient = asyncio.create_task(desk.prepare(chat(ImagePart(data=picture()))))
     await settle()
-    with pytest.raises(MediaTimeout) as caught:
+    with pytest.raises(DeadlineExceeded, match=r"^p: ") as caught:
         await desk.prepare(hasty)
-    assert caught.value.param == "p"
+    assert (caught.value.status, caught.value.param) == (504, "deadline_ms")
+    assert desk.expired == 1
     workers.gate.set()
     assert (await patient).request.items
     assert len(workers.seen) == 1
+
+
+@pytest.mark.parametrize("error", [Overloaded("waited"), InvalidRequest("took", code="media_timeout")])
+async def test_a_prompt_that_is_not_written_by_the_deadline_is_no_fault_of_the_caller(desk, workers, error):
+    async def late(chat, media):
+        raise error
+
+    workers.assemble = late
+    with pytest.raises(DeadlineExceeded):
+        await desk.prepare(chat(deadline=time.monotonic()))
+    for soon_enough in (None, time.monotonic() + 60):
+        with pytest.raises(type(error)) as caught:
+            await desk.prepare(chat(deadline=soon_enough))
+        assert caught.value is error
+    assert desk.expired == 1
+
+
+async def test_what_is_wrong_with_a_part_is_told_however_late(desk):
+    with pytest.raises(InvalidRequest) as caught:
+        await desk.prepare(chat(*(ImagePart(data=b"junk") for _ in range(5)), deadline=0.0))
+    assert not isinstance(caught.value, DeadlineExceeded)
 
 
 async def test_one_bad_part_gives_up_its_siblings(desk, workers):
