@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mmserve.core.config import Config
-from mmserve.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, MMServeError
+from mmserve.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, MMServeError, NoTokenAllowed
 from mmserve.core.messages import (
     FinishReason,
     PixelsWanted,
@@ -34,6 +34,7 @@ from mmserve.engine.limits import answer_length, check_sampling
 from mmserve.engine.mixing import Mixing
 from mmserve.engine.runner.devices import device_for
 from mmserve.engine.runner.runner import Runner
+from mmserve.engine.sampling.block import NO_TOKEN
 from mmserve.engine.sampling.sampler import Sampler
 from mmserve.engine.sampling.scoring import score_prompts
 from mmserve.engine.scheduler.memory import Memory
@@ -236,6 +237,8 @@ class Engine:
         ]
 
     def _result(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenOutput:
+        if token == NO_TOKEN:
+            return self._finish(request, "error", error=NoTokenAllowed.said, error_code=NoTokenAllowed.code)
         request.append(token)
         if request.steering and request.steering.fault:
             error = f"the answer cannot be kept to its grammar: {request.steering.fault}"

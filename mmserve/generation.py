@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from mmserve.core.errors import DeadlineExceeded, MMServeError
+from mmserve.core.errors import DeadlineExceeded, MMServeError, NoTokenAllowed
 from mmserve.core.messages import (
     ChatInput,
     ImagePart,
@@ -103,6 +103,8 @@ async def _pump(index: int, source: AsyncGenerator[Any, None], queue: asyncio.Qu
 def _checked(output: TextOutput) -> TextOutput:
     if output.error_code == DeadlineExceeded.code:
         raise DeadlineExceeded(output.error or "the deadline of the request passed", param="deadline_ms")
+    if output.error_code == NoTokenAllowed.code:
+        raise NoTokenAllowed(output.error or NoTokenAllowed.said)
     if output.finish_reason == "error":
         raise MMServeError(output.error or "the engine failed on this request", code="generation_failed")
     if output.finish_reason == "abort":

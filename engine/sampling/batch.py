@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from mmserve.core.messages import TokenLogprob
-from mmserve.engine.sampling.block import Block, Records, rows_index
+from mmserve.engine.sampling.block import NO_TOKEN, Block, Records, rows_index
 from mmserve.engine.sampling.edits import Rows
 from mmserve.engine.sampling.greedy import greedy
 from mmserve.engine.sampling.history import History
@@ -52,7 +52,8 @@ class SamplingBatch:
         return self.plain or all(r.steering is not None for r in self._steered)
 
     def sample(self, logits: torch.Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
-        """The next token of each row of ``logits`` [R, vocab], and its log-probability if that is wanted."""
+        """The next token of each row of ``logits`` [R, vocab], and its log-probability if that is wanted;
+        NO_TOKEN where every token is forbidden."""
         self.age += 1
         unreported: list[TokenLogprob | None] = [None] * len(self.requests)
         if self.plain:
@@ -65,6 +66,8 @@ class SamplingBatch:
         if len(self._reported):
             for row, entry in reported(logits, self._reported, tokens[self._reported], self._counts):
                 unreported[row] = entry
+        for block in self._blocks:
+            tokens[block.barred] = NO_TOKEN
         return tokens.tolist(), unreported
 
 

@@ -26,6 +26,8 @@ from mmserve.engine.scheduler.request import Request
 
 Records = npt.NDArray[np.void]
 
+NO_TOKEN = -1  # chosen where every token is forbidden
+
 
 class Block:
     """``rows`` of a batch, all drawn in one way or all greedy: what they ask for as tensors, kept for as long
@@ -37,6 +39,8 @@ class Block:
         device = history.device
         self._index = rows_index(rows, device)
         self._edits = _edits_of(requests, records, history)
+        self._barring = bool((records["kind"] & (ALLOWED | BARRED | HELD | STEERED)).any())
+        self.barred = rows[:0]
         drawn, cut = records["kind"][0] & DRAWN, records["kind"][0] & CUT
         temperature = torch.from_numpy(records["temperature"][:, None].copy()).to(device)
         self._temperature = temperature if drawn else None
@@ -45,7 +49,8 @@ class Block:
 
     def choose(self, logits: torch.Tensor, buffer: torch.Tensor, age: int) -> Rows:
         """The next token of each of its rows, from ``logits`` [R, vocab] of the whole batch. ``buffer``, in
-        float32, has room for its rows; ``age`` is how many tokens they had since the block was made."""
+        float32, has room for its rows; ``age`` is how many tokens they had since the block was made. In the
+        rows of ``barred`` every token was forbidden, so theirs means nothing."""
         work = buffer[: len(self.rows)]
         work.copy_(logits[self._index])
         for edit in self._edits:
@@ -53,6 +58,8 @@ class Block:
         tokens = greedy(work) if self._temperature is None else self._drawn(work, age)
         for edit in self._edits:
             edit.advance(tokens)
+        if self._barring:
+            self.barred = self.rows[_chosen(work, tokens) == -np.inf]
         return tokens
 
     def _drawn(self, work: torch.Tensor, age: int) -> Rows:
@@ -61,6 +68,12 @@ class Block:
         work.div_(self._temperature)
         tokens = draw(work, uniform) if self._cuts is None else draw_cut(work, self._cuts, uniform)
         return tokens.clip(max=work.shape[1] - 1)
+
+
+def _chosen(work: torch.Tensor, tokens: Rows) -> npt.NDArray[np.float32]:
+    """The logits in ``work`` [W, vocab] of ``tokens`` [W], on the host."""
+    index = torch.from_numpy(tokens).to(work.device)
+    return work.gather(1, index[:, None])[:, 0].cpu().numpy()
 
 
 def rows_index(rows: Rows, device: torch.device) -> slice | torch.Tensor:

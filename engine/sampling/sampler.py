@@ -31,7 +31,10 @@ class Sampler:
         self._batch: SamplingBatch | None = None
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Sampled]:
-        """One (token, log-probability if asked for) for each row of ``logits`` [R, vocab] of any dtype."""
+        """One (token, log-probability if asked for) for each row of ``logits`` [R, vocab] of any dtype.
+
+        The token is NO_TOKEN where a request forbids them all; it must end then.
+        """
         if self._batch is None or not self._batch.fits(requests):
             self._batch = self._made(requests, logits)
         tokens, logprobs = self._batch.sample(logits)

@@ -80,6 +80,13 @@ class DeadlineExceeded(MMServeError):
     code = "deadline_exceeded"
 
 
+class NoTokenAllowed(InvalidRequest):
+    """What the request asks for together forbids every token."""
+
+    code = "no_token_allowed"
+    said = "allowed_token_ids, bad_words, min_tokens and the form of the answer together forbid every token"
+
+
 class Overloaded(MMServeError):
     """The bounded queue is full; the caller may try again later."""
 

@@ -88,6 +88,22 @@ def drain_with_pages_taken(engine):
     return outputs
 
 
+def test_a_request_that_forbids_every_token_ends_alone_and_says_so(pair, prompts, alone):
+    engine = make_engine(pair)
+    engine.submit(prepared(pair, prompts[1], "other"))
+    engine.submit(
+        replace(
+            prepared(pair, prompts[0], "barred", allowed_token_ids=(5, 6)), bad_words=((5, 6), (6, 6), (5,))
+        )
+    )
+    outputs = drain(engine)
+    assert tokens(outputs["other"]) == alone[1]
+    assert tokens(outputs["barred"]) == [6]
+    last = outputs["barred"][-1]
+    assert (last.finish_reason, last.error_code) == ("error", "no_token_allowed")
+    assert "forbid every token" in last.error
+
+
 def test_one_picture_in_many_requests_is_encoded_once(pair):
     engine = make_engine(pair)
     prompt = pair.prompt(5, ("image", 4, 6), 7)

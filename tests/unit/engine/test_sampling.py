@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mmserve.core.messages import PreparedRequest, SamplingParams
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.sampling import batch, report
+from mmserve.engine.sampling.block import NO_TOKEN
 from mmserve.engine.sampling.draw import Cuts, threshold
 from mmserve.engine.sampling.greedy import greedy
 from mmserve.engine.sampling.leaders import block_maxima, leaders
@@ -282,20 +283,22 @@ def test_whoever_else_is_in_the_batch_a_row_is_as_it_is_alone(asked, comings, dt
     together, alone = Sampler(), [Sampler() for _ in asked]
     requests = [request(str(i), **wish) for i, wish in enumerate(asked)]
     twins = [request(str(i), **wish) for i, wish in enumerate(asked)]
+    ended = set()
     torch.manual_seed(0)
     for step, coming in enumerate(comings):
-        rows = [i for i in range(len(asked)) if coming[i] and not requests[i].finish_reason]
+        rows = [i for i in range(len(asked)) if coming[i] and i not in ended]
         if not rows:
             continue
         logits = (torch.randn(len(rows), SMALL) * 3).to(dtype)
         found = together.sample(logits, [requests[i] for i in rows])
         for row, (i, sampled) in enumerate(zip(rows, found, strict=True)):
             assert alone[i].sample(logits[row : row + 1], [twins[i]]) == [sampled], (step, i)
-            for one in (requests[i], twins[i]):
+            for one in (requests[i], twins[i]) if sampled[0] != NO_TOKEN else ():
                 one.append(sampled[0])
-            if requests[i].finish_reason:
+            if requests[i].finish_reason or sampled[0] == NO_TOKEN:
+                ended.add(i)
                 together.forget(requests[i])
-        together.check_integrity([r for r in requests if not r.finish_reason])
+        together.check_integrity([r for i, r in enumerate(requests) if i not in ended])
 
 
 @settings(deadline=None, max_examples=100)
@@ -326,6 +329,17 @@ def test_what_is_forbidden_to_all_but_one_leaves_this_one(temperature, cut):
     assert tokens(Sampler().sample(logits, [request(temperature=temperature, **cut)])) == [151_935]
     only = request(temperature=temperature, allowed_token_ids=(77,), **cut)
     assert tokens(Sampler().sample(torch.randn(1, 151_936), [only])) == [77]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.5}])
+@pytest.mark.parametrize(
+    "wish", [{"bad": ((77,),)}, {"min_tokens": 1, "stop_ids": {77}}, {"bad": ((77,),), "logprobs": 2}]
+)
+def test_where_every_token_is_forbidden_none_is_chosen(wish, temperature, cut):
+    barred = request("barred", temperature=temperature, allowed_token_ids=(77,), **wish, **cut)
+    other = request("other", temperature=temperature, allowed_token_ids=(78,), **cut)
+    assert tokens(Sampler().sample(torch.randn(2, VOCAB), [barred, other])) == [NO_TOKEN, 78]
 
 
 def test_a_large_batch_is_worked_on_in_blocks_of_one_answer(monkeypatch):
