@@ -21,7 +21,7 @@ from mmserve.generation import Generator
 from mmserve.media import MediaDesk
 from mmserve.parsing.events import Content
 from mmserve.server.attend import attended
-from mmserve.server.deadline import deadline
+from mmserve.server.deadline import deadline, fetched_by
 from mmserve.server.forms import form_of
 from mmserve.server.models import check_model
 from mmserve.server.parsed import Piece, parsed
@@ -100,10 +100,12 @@ class CaptionJob:
         }
 
     async def _chat(self) -> ChatInput:
-        media = (await sent(self.body, self.desk, self.owner)).part()
         wanted = self.wanted
+        due = deadline(self.started, wanted.deadline_ms)
+        async with fetched_by(due):
+            media = (await sent(self.body, self.desk, self.owner)).part()
         chat = caption_chat(self.id, media, wanted.prompt, self.sampling, wanted.stop_texts())
-        return replace(chat, owner=self.owner, deadline=deadline(self.started, wanted.deadline_ms))
+        return replace(chat, owner=self.owner, deadline=due)
 
 
 def _words(piece: Piece) -> str:

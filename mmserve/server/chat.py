@@ -16,7 +16,7 @@ from mmserve.generation import Generator, merged
 from mmserve.media import MediaDesk
 from mmserve.parsing.toolbox import read_toolbox
 from mmserve.server.conversation import conversation
-from mmserve.server.deadline import deadline
+from mmserve.server.deadline import deadline, fetched_by
 from mmserve.server.forms import form_of, form_with_tools
 from mmserve.server.models import check_model
 from mmserve.server.parsed import Piece, parsed
@@ -131,7 +131,8 @@ class ChatJob:
 
     async def _chats(self) -> list[ChatInput]:
         wanted = self.wanted
-        messages = await conversation(wanted.messages, self.desk, self.owner, self.defaults)
+        async with fetched_by(deadline(self.started, wanted.deadline_ms)):
+            messages = await conversation(wanted.messages, self.desk, self.owner, self.defaults)
         return [self._chat(messages, i) for i in range(self.count)]
 
     def _chat(self, messages: tuple[Message, ...], index: int) -> ChatInput:

@@ -20,7 +20,7 @@ from mmserve.generation import Generator
 from mmserve.media import MediaDesk
 from mmserve.parsing.toolbox import Toolbox, read_toolbox
 from mmserve.server.conversation import conversation
-from mmserve.server.deadline import deadline
+from mmserve.server.deadline import deadline, fetched_by
 from mmserve.server.errors import unsupported
 from mmserve.server.forms import TextFormat, form_of, form_with_tools
 from mmserve.server.models import check_model
@@ -255,15 +255,18 @@ class ResponseJob:
 
     async def _chat(self) -> ChatInput:
         wanted = self.wanted
+        due = deadline(self.started, wanted.deadline_ms)
+        async with fetched_by(due):
+            messages = await conversation(self.dialogue.messages, self.desk, self.owner, self.defaults)
         return ChatInput(
             request_id=self.id,
-            messages=await conversation(self.dialogue.messages, self.desk, self.owner, self.defaults),
+            messages=messages,
             sampling=self.sampling,
             stop=wanted.stop_texts(),
             template_kwargs=self.template_kwargs,
             owner=self.owner,
             priority=wanted.priority or 0,
-            deadline=deadline(self.started, wanted.deadline_ms),
+            deadline=due,
             cache_salt=wanted.cache_salt,
         )
 

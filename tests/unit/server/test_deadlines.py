@@ -1,6 +1,8 @@
 """``deadline_ms``: checked, carried to the engine as a moment, and told as a 504 when it passes."""
 
+import asyncio
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from mmserve.core.errors import DeadlineExceeded, InvalidRequest
 from mmserve.core.messages import ChatInput, SamplingParams, TextOutput
 from mmserve.generation import whole
+from mmserve.server import captions
 from mmserve.server.chat import ChatJob
 from mmserve.server.completions import CompletionJob, CompletionRequest
 from mmserve.server.deadline import deadline
@@ -53,14 +56,44 @@ async def test_every_endpoint_tells_the_engine_whose_it_is_and_by_when(fields):
         assert (chat.owner, chat.deadline, chat.priority) == expected, kind
 
 
-async def _chat_of(wanted):
+async def _chat_of(wanted, find=None, started=100.0):
     service = SimpleNamespace(spec=SimpleNamespace(sampling={}, chat_template=None), model_name="m")
-    desk = SimpleNamespace(find=_nothing_found)
+    desk = SimpleNamespace(find=find or _nothing_found)
     if isinstance(wanted, ChatRequest):
-        return (await ChatJob(service, desk, wanted, "ada", 100.0)._chats())[0]
+        return (await ChatJob(service, desk, wanted, "ada", started)._chats())[0]
     if isinstance(wanted, ResponseRequest):
-        return await ResponseJob(service, desk, ResponseStore(), wanted, "ada", 100.0)._chat()
-    return CompletionJob(service, wanted, 8, "ada", 100.0)._chats()[0]
+        return await ResponseJob(service, desk, ResponseStore(), wanted, "ada", started)._chat()
+    return CompletionJob(service, wanted, 8, "ada", started)._chats()[0]
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, ResponseRequest])
+async def test_media_that_are_still_fetched_at_the_deadline_are_given_up(kind):
+    given_up = []
+
+    async def silent(refs, owner):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            given_up.append(owner)
+            raise
+
+    wanted = decode(json.dumps({**BODIES[kind], "deadline_ms": 20}).encode(), kind)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await _chat_of(wanted, silent, time.monotonic())
+    assert (caught.value.status, caught.value.param) == (504, "deadline_ms")
+    assert given_up == ["ada"]
+
+
+async def test_a_caption_gives_up_an_address_at_its_deadline(monkeypatch):
+    async def silent(body, desk, owner):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(captions, "sent", silent)
+    wanted = convert({"deadline_ms": 20}, CaptionRequest)
+    body = SimpleNamespace(read=lambda kind: wanted)
+    service = SimpleNamespace(spec=SimpleNamespace(sampling={}, chat_template=None), model_name="m")
+    with pytest.raises(DeadlineExceeded):
+        await captions.CaptionJob(service, None, body, "ada", time.monotonic())._chat()
 
 
 async def _nothing_found(refs, owner):
