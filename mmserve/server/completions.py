@@ -34,7 +34,14 @@ from mmserve.server.errors import unsupported
 from mmserve.server.forms import ResponseFormat, form_of
 from mmserve.server.models import check_model
 from mmserve.server.prompt_logprobs import LEAST_LOGPROB, prompt_logprobs_body
-from mmserve.server.protocol import Alternatives, SamplingFields, StreamOptions, check_best_of, read_json
+from mmserve.server.protocol import (
+    Alternatives,
+    Priority,
+    SamplingFields,
+    StreamOptions,
+    check_best_of,
+    read_json,
+)
 from mmserve.server.reply import answered
 from mmserve.server.sampling import reseeded, sampling_params
 from mmserve.server.stream import event
@@ -62,7 +69,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
     prompt_logprobs: Alternatives | None = None
     response_format: ResponseFormat | None = None
     suffix: str | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     deadline_ms: DeadlineMs | None = None
     cache_salt: str | None = None
 

@@ -25,6 +25,7 @@ INCLUDABLE = ("media",)
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Priority = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1)]
 TokenId = Annotated[int, Meta(ge=0)]
 StopText = Annotated[str, Meta(min_length=1)]
@@ -134,7 +135,7 @@ class TalkFields(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     deadline_ms: DeadlineMs | None = None
     cache_salt: str | None = None
 

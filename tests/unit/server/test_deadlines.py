@@ -38,6 +38,18 @@ def test_every_endpoint_takes_it_and_checks_it(kind):
         assert caught.value.param == "deadline_ms"
 
 
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_priority_that_no_message_can_carry_is_refused_by_name(kind):
+    def read(value):
+        return decode(json.dumps({**BODIES[kind], "priority": value}).encode(), kind).priority
+
+    assert [read(value) for value in (-(2**63), 0, 2**63 - 1)] == [-(2**63), 0, 2**63 - 1]
+    for wrong in (2**63, -(2**63) - 1, 10**30):
+        with pytest.raises(InvalidRequest) as caught:
+            read(wrong)
+        assert caught.value.param == "priority"
+
+
 def test_a_form_gives_it_as_text():
     assert convert({"deadline_ms": "250"}, CaptionRequest, strict=False).deadline_ms == 250
 
