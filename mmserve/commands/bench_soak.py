@@ -18,6 +18,7 @@ SMALL = {
     "encoder_cache_mib": 1,
     "pixel_cache_mib": 1,
     "early_answers_mib": 1,
+    "response_store_mib": 4,
     "max_running": 16,
     "drain_s": 5,
 }

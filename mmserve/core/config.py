@@ -200,6 +200,11 @@ class ServerOptions(Section):
     body_idle_s: float = option(
         30.0, "seconds that a client may take for a request's head, and stay silent in its body", low=0.1
     )
+    response_store_mib: int = option(
+        256,
+        "memory for responses that are kept to be read and answered again, pictures included, in MiB",
+        low=0,
+    )
     drain_s: int = option(30, "seconds that running requests get to finish when the server stops", low=0)
     engine_process: bool = option(
         True, "run the engine and the detokenizer as processes of their own, which are restarted if they end"

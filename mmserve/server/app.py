@@ -36,7 +36,7 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.config = config
     app.state.drain = Drain()
     app.state.readiness = Readiness(service, app.state.drain)
-    app.state.responses = ResponseStore()
+    app.state.responses = ResponseStore(most_bytes=config.server.response_store_mib << 20)
     app.state.desk = MediaDesk(config.media, service.library, service.metrics)
     for part in (chat, responses, completions, tokenize, captions, library, models, health, metrics):
         app.include_router(part.router)

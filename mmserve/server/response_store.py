@@ -10,7 +10,6 @@ from msgspec import Struct
 Messages = Sequence[Mapping[str, Any]]
 
 MOST_RESPONSES = 10_000
-MOST_BYTES = 256 << 20  # pictures stand in it as they were sent
 
 
 class StoredResponse(Struct, frozen=True):
@@ -25,11 +24,12 @@ class StoredResponse(Struct, frozen=True):
 class ResponseStore:
     """The last responses by owner and id, bounded in number and bytes; what was used last is kept longest.
 
-    They are kept as JSON, so that the bound is of memory: small objects take twenty times what they do there.
+    They are kept as JSON, pictures as they were sent, so that the bound is of memory: small objects take
+    twenty times what they do there.
     For one event loop.
     """
 
-    def __init__(self, most: int = MOST_RESPONSES, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most: int = MOST_RESPONSES, *, most_bytes: int) -> None:
         self.most, self.most_bytes = most, most_bytes
         self.used_bytes = 0
         self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()

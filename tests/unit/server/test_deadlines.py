@@ -74,7 +74,9 @@ async def _chat_of(wanted, find=None, started=100.0):
     if isinstance(wanted, ChatRequest):
         return (await ChatJob(service, desk, wanted, "ada", started)._chats())[0]
     if isinstance(wanted, ResponseRequest):
-        return await ResponseJob(service, desk, ResponseStore(), wanted, "ada", started)._chat()
+        return await ResponseJob(
+            service, desk, ResponseStore(most_bytes=1 << 20), wanted, "ada", started
+        )._chat()
     return CompletionJob(service, wanted, 8, "ada", started)._chats()[0]
 
 

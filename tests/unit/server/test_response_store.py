@@ -10,7 +10,7 @@ def response(size=10):
 
 
 def test_what_was_used_last_is_kept_longest():
-    store = ResponseStore(most=2)
+    store = ResponseStore(most=2, most_bytes=1 << 20)
     store.put("me", "a", response())
     store.put("me", "b", response())
     store.get("me", "a")
@@ -31,7 +31,7 @@ def test_bytes_are_bounded_and_given_back():
 
 
 def test_the_bound_is_of_the_memory_that_responses_take():
-    store = ResponseStore()
+    store = ResponseStore(most_bytes=1 << 20)
     tracemalloc.start()
     try:
         for number in range(8):
@@ -44,7 +44,10 @@ def test_the_bound_is_of_the_memory_that_responses_take():
 
 
 def test_a_response_comes_back_as_it_was_put():
-    store, kept = ResponseStore(), ({"role": "user", "content": [{"type": "text", "text": "Grüße"}]},)
+    store, kept = (
+        ResponseStore(most_bytes=1 << 20),
+        ({"role": "user", "content": [{"type": "text", "text": "Grüße"}]},),
+    )
     store.put("me", "a", StoredResponse({"text": None, "top_p": 0.5}, [{"n": 1 << 70}], kept))
     found = store.get("me", "a")
     assert (found.body, found.input) == ({"text": None, "top_p": 0.5}, [{"n": 1 << 70}])
@@ -52,7 +55,7 @@ def test_a_response_comes_back_as_it_was_put():
 
 
 def test_responses_belong_to_their_owner():
-    store = ResponseStore()
+    store = ResponseStore(most_bytes=1 << 20)
     store.put("me", "a", response())
     assert store.get("you", "a") is None
     assert not store.delete("you", "a")
