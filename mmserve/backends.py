@@ -9,6 +9,7 @@ from mmserve.core.config import BUNDLED_MODEL, Config
 from mmserve.core.errors import ModelLoadError
 from mmserve.encoders.attention import choose_form
 from mmserve.engine.attention.choose import choose_attention
+from mmserve.engine.grammar.choose import choose_grammar
 from mmserve.models.config import ModelConfig, read_config
 from mmserve.models.hub import resolve
 from mmserve.models.ops.registry import choose_ops, native_unusable
@@ -34,6 +35,7 @@ def expected(config: Config) -> dict[str, Choice]:
         "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
         "linear": {"runs": linear, "why": ops.linear_why},
         "operations": {"runs": names, "why": _operations(device["runs"], dtype["runs"])},
+        "grammars": _grammars(config),
         "heic": _heic(),
         "preprocessing": _preprocessing(config.media.workers),
         "threads": {
@@ -41,6 +43,11 @@ def expected(config: Config) -> dict[str, Choice]:
             "why": "asked for" if config.runner.threads else "torch's choice for this machine",
         },
     }
+
+
+def _grammars(config: Config) -> Choice:
+    runs, why = choose_grammar(config.runner.grammar_backend)
+    return {"runs": runs, "why": why}
 
 
 def _heic() -> Choice:

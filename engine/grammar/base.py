@@ -9,7 +9,12 @@ from mmserve.core.messages import Grammar
 
 # How JSON is written in an answer: on one line, as the models' training has it. A model that may put white
 # space where it likes can fill its whole answer with it.
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+JSON_SEPARATORS = (", ", ": ")  # of items, and of a key and its value
+JSON_FORM = {
+    "whitespace_flexible": False,
+    "item_separator": JSON_SEPARATORS[0],
+    "key_separator": JSON_SEPARATORS[1],
+}
 
 BitRow = npt.NDArray[np.int32]  # bit t of word t // 32: whether token t may come next
 

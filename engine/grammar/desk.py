@@ -19,7 +19,8 @@ class GrammarDesk:
     ``make_backend`` is called on one of them when the first grammar comes: most models never see any.
     """
 
-    def __init__(self, make_backend: MakeBackend) -> None:
+    def __init__(self, make_backend: MakeBackend, library: str = "") -> None:
+        self.library = library  # as the log tells it
         self.compiled = self.reused = 0
         self._make_backend = make_backend
         self._backend: Future[GrammarBackend] | None = None

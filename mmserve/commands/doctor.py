@@ -18,8 +18,9 @@ from mmserve.core.errors import ModelLoadError
 PACKAGES = (
     *("torch", "safetensors", "tokenizers", "numpy", "pillow", "opencv-python-headless", "av"),
     *("fastapi", "uvicorn", "msgspec", "pyzmq", "transformers", "triton", "flashinfer-python"),
+    *("llguidance", "xgrammar"),
 )
-CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+CPU_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 def add(commands: Any) -> None:

@@ -116,6 +116,12 @@ class RunnerOptions(Section):
         " plain is the reference; with a quantization it is for the layers that stay as they are",
         choices=("auto", "onednn", "native", "plain"),
     )
+    grammar_backend: str = option(
+        "guidance",
+        "library that keeps answers to their forms; xgrammar is an extra, keeps no calls of tools to theirs"
+        " and refuses grammars, and schemas and patterns that it would not hold exactly",
+        choices=("guidance", "xgrammar"),
+    )
     threads: int | None = option(None, "CPU threads of the model; all cores if not given", low=1)
 
 
