@@ -106,16 +106,16 @@ def test_any_json_object_begins_with_a_brace(backend, spec):
         ("regex", "(", "unclosed group"),
         ("json_schema", '{"type": "objekt"}', "objekt"),
         ("json_schema", '{"$ref": "#/nowhere"}', "nowhere"),
-        ("json_schema", "{", ""),
+        ("json_schema", "{", "JSON|Expecting property"),
         ("json_schema", '{"properties":{"a":' * 5000 + "{}" + "}}" * 5000, "recursion"),
-        ("grammar", "no rule", ""),
+        ("grammar", "no rule", "Expected|grammar_backend guidance"),
         ("regex", "(" * 20000 + ")" * 20000, ""),
     ],
 )
 def test_what_is_no_grammar_is_refused_with_its_reason(backend, kind, source, reason):
     with pytest.raises(InvalidRequest) as refusal:
         backend.compile(Grammar(kind, source, "response_format"))
-    assert reason.lower() in refusal.value.message.lower()
+    assert re.search(reason, refusal.value.message, re.IGNORECASE)
     assert refusal.value.param == "response_format"
     assert refusal.value.code == "invalid_grammar"
 
