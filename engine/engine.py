@@ -11,7 +11,14 @@ import numpy as np
 import torch
 
 from mmserve.core.config import Config
-from mmserve.core.errors import ConfigError, DeadlineExceeded, InvalidRequest, MMServeError, NoTokenAllowed
+from mmserve.core.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidGrammar,
+    InvalidRequest,
+    MMServeError,
+    NoTokenAllowed,
+)
 from mmserve.core.messages import (
     FinishReason,
     PixelsWanted,
@@ -241,8 +248,8 @@ class Engine:
             return self._finish(request, "error", error=NoTokenAllowed.said, error_code=NoTokenAllowed.code)
         request.append(token)
         if request.steering and request.steering.fault:
-            error = f"the answer cannot be kept to its grammar: {request.steering.fault}"
-            return self._finish(request, "error", error=error)
+            error = f"the answer cannot be kept to its form: {request.steering.fault}"
+            return self._finish(request, "error", error=error, error_code=InvalidGrammar.code)
         request.first_token = request.first_token or time.monotonic()
         logprobs = None if logprob is None else (logprob,)
         if request.finish_reason:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from mmserve.core.errors import DeadlineExceeded, MMServeError, NoTokenAllowed
+from mmserve.core.errors import DeadlineExceeded, InvalidGrammar, MMServeError, NoTokenAllowed
 from mmserve.core.messages import (
     ChatInput,
     ImagePart,
@@ -47,7 +47,7 @@ async def speaking(service: Generator, chat: ChatInput) -> AsyncGenerator[TextOu
     """The answer to ``chat`` in pieces; MMServeError where it fails. Closing it aborts it."""
     async with aclosing(service.generate(chat)) as outputs:
         async for output in outputs:
-            yield _checked(output)
+            yield _checked(output, chat)
 
 
 def generate(service: Generator, chats: Sequence[ChatInput]) -> AsyncGenerator[Numbered, None]:
@@ -100,16 +100,26 @@ async def _pump(index: int, source: AsyncGenerator[Any, None], queue: asyncio.Qu
         queue.put_nowait((index, error))
 
 
-def _checked(output: TextOutput) -> TextOutput:
-    if output.error_code == DeadlineExceeded.code:
-        raise DeadlineExceeded(output.error or "the deadline of the request passed", param="deadline_ms")
-    if output.error_code == NoTokenAllowed.code:
-        raise NoTokenAllowed(output.error or NoTokenAllowed.said)
-    if output.finish_reason == "error":
-        raise MMServeError(output.error or "the engine failed on this request", code="generation_failed")
-    if output.finish_reason == "abort":
-        raise MMServeError(output.error or "the request was aborted", code="aborted")
+def _checked(output: TextOutput, chat: ChatInput) -> TextOutput:
+    """``output``, unless it ends ``chat`` otherwise than it should: then that is raised."""
+    if output.finish_reason in ("error", "abort"):
+        raise _failure(output, chat)
     return output
+
+
+def _failure(output: TextOutput, chat: ChatInput) -> MMServeError:
+    """What the engine ended ``chat`` with, as an error of its kind."""
+    match output.error_code:
+        case DeadlineExceeded.code:
+            return DeadlineExceeded(output.error or "its deadline passed", param="deadline_ms")
+        case NoTokenAllowed.code:
+            return NoTokenAllowed(output.error or NoTokenAllowed.said)
+        case InvalidGrammar.code:
+            form = chat.sampling.grammar
+            return InvalidGrammar(output.error or "it cannot be kept to", param=form and form.param)
+    if output.finish_reason == "abort":
+        return MMServeError(output.error or "the request was aborted", code="aborted")
+    return MMServeError(output.error or "the engine failed on this request", code="generation_failed")
 
 
 class Answer(Struct):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from mmserve.chat_format import Loaded, MediaRef, media_refs, parse_messages
 from mmserve.core.config import BUNDLED_MODEL, Config
-from mmserve.core.errors import EngineDead, InvalidRequest, MediaError, MMServeError
+from mmserve.core.errors import EngineDead, InvalidRequest, MediaError
 from mmserve.core.messages import (
     ChatInput,
     FinishReason,
@@ -33,6 +33,7 @@ from mmserve.core.messages import (
     Timings,
     Usage,
 )
+from mmserve.generation import speaking
 from mmserve.service import Service
 
 T = TypeVar("T")
@@ -154,7 +155,7 @@ class LLM:
             stop=stop,
             template_kwargs=template_kwargs,
         )
-        return await _collect(self.service.generate(chat))
+        return await _collect(speaking(self.service, chat))
 
     async def _raw(
         self, prompt: str | Mapping[str, Any], sampling: SamplingParams, stop: tuple[str, ...]
@@ -170,7 +171,7 @@ class LLM:
             sampling=sampling,
             stop=stop,
         )
-        return await _collect(self.service.generate(chat))
+        return await _collect(speaking(self.service, chat))
 
     async def _parse(self, messages: Conversation) -> tuple[Message, ...]:
         refs = media_refs(messages)
@@ -245,12 +246,6 @@ async def _collect(outputs: AsyncGenerator[TextOutput, None]) -> Completion:
     async with aclosing(outputs) as pieces:
         async for output in pieces:
             completion.add(output)
-            if output.finish_reason == "error":
-                raise MMServeError(
-                    output.error or "the engine failed on this request", code="generation_failed"
-                )
-            if output.finish_reason == "abort":
-                raise MMServeError("the request was aborted", code="aborted")
     return completion
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import llguidance
 import numpy as np
 
-from mmserve.core.errors import InvalidRequest
+from mmserve.core.errors import InvalidGrammar
 from mmserve.core.messages import Grammar
 from mmserve.engine.grammar.base import JSON_FORM, BitRow, GrammarFault
 
@@ -76,7 +76,7 @@ class GuidanceMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarFault(_first_line(self._matcher.get_error()))
+            raise GrammarFault(_told(self._matcher.get_error()))
 
 
 def _choice(source: str) -> str:
@@ -96,12 +96,11 @@ _SOURCES: dict[str, Callable[[str], str]] = {
 }
 
 
-def _refused(grammar: Grammar, reason: str) -> InvalidRequest:
+def _refused(grammar: Grammar, reason: str) -> InvalidGrammar:
     what = grammar.kind.replace("_", " ")
-    return InvalidRequest(
-        f"the {what} cannot be used: {_first_line(reason)}", param=grammar.param, code="invalid_grammar"
-    )
+    return InvalidGrammar(f"the {what} cannot be used: {_told(reason)}", param=grammar.param)
 
 
-def _first_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+def _told(reason: str) -> str:
+    """In one line, without the state of the library that stands behind it."""
+    return " ".join(reason.partition("<state>")[0].split())[:300]

@@ -14,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 import xgrammar
 
-from mmserve.core.errors import InvalidRequest
+from mmserve.core.errors import InvalidGrammar
 from mmserve.core.messages import Grammar
 from mmserve.engine.detokenizer import TokenBytes
 from mmserve.engine.grammar.base import JSON_SEPARATORS, BitRow, GrammarFault
@@ -214,11 +214,9 @@ _SOURCES: dict[str, Callable[[str], str]] = {
 }
 
 
-def _refused(grammar: Grammar, reason: str) -> InvalidRequest:
+def _refused(grammar: Grammar, reason: str) -> InvalidGrammar:
     what = grammar.kind.replace("_", " ")
-    return InvalidRequest(
-        f"the {what} cannot be used: {_told(reason)}", param=grammar.param, code="invalid_grammar"
-    )
+    return InvalidGrammar(f"the {what} cannot be used: {_told(reason)}", param=grammar.param)
 
 
 def _told(reason: str) -> str:

@@ -87,6 +87,12 @@ class NoTokenAllowed(InvalidRequest):
     said = "allowed_token_ids, bad_words, min_tokens and the form of the answer together forbid every token"
 
 
+class InvalidGrammar(InvalidRequest):
+    """The form that an answer was to have cannot be read, is beyond a limit, or cannot be kept to."""
+
+    code = "invalid_grammar"
+
+
 class Overloaded(MMServeError):
     """The bounded queue is full; the caller may try again later."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mmserve.core.errors import InvalidRequest
+from mmserve.core.errors import InvalidGrammar, InvalidRequest
 from mmserve.core.messages import Grammar
 from mmserve.parsing.json_object import DEEPEST, too_deep
 from mmserve.parsing.tool_grammar import ToolForm, tool_grammar
@@ -120,14 +120,10 @@ def _grammar(kind: Any, value: Any, param: str) -> Grammar:
     if kind == "json_object":
         return Grammar("json_object", param=param)
     if too_deep(value):
-        raise InvalidRequest(
-            f"{param} is nested more than {DEEPEST} deep", param=param, code="invalid_grammar"
-        )
+        raise InvalidGrammar(f"{param} is nested more than {DEEPEST} deep", param=param)
     source = value if isinstance(value, str) else json.dumps(value)
     if len(source) > MOST_SOURCE:
-        raise InvalidRequest(
-            f"{param} has {len(source)} characters; at most {MOST_SOURCE} are allowed",
-            param=param,
-            code="invalid_grammar",
+        raise InvalidGrammar(
+            f"{param} has {len(source)} characters; at most {MOST_SOURCE} are allowed", param=param
         )
     return Grammar(kind, source, param)

@@ -89,3 +89,13 @@ def test_a_grammar_is_kept_to_or_refused_with_the_way_out(served):
     assert (answer.status_code, error["code"]) == (400, "invalid_grammar")
     assert error["param"] == "structured_outputs.grammar"
     assert "grammar_backend guidance" in error["message"]
+
+
+def test_a_form_whose_step_is_over_the_limits_is_the_callers_to_mend(served, client):
+    """It is small when it is compiled, and too much when it is met."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, "Tell.", extra_body={"structured_outputs": {"regex": "(a{1000}){1000}"}})
+    assert caught.value.code == "invalid_grammar"
+    assert caught.value.param == "structured_outputs.regex"
+    assert "<state>" not in caught.value.message, "the library's inner state is nobody's business"
+    assert said(ask(client, "Tell.", extra_body={"structured_outputs": {"regex": "a{3}"}})) == "aaa"

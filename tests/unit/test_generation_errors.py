@@ -2,8 +2,8 @@
 
 import pytest
 
-from mmserve.core.errors import MMServeError, NoTokenAllowed
-from mmserve.core.messages import ChatInput, SamplingParams, TextOutput
+from mmserve.core.errors import DeadlineExceeded, InvalidGrammar, MMServeError, NoTokenAllowed
+from mmserve.core.messages import ChatInput, Grammar, SamplingParams, TextOutput
 from mmserve.generation import whole
 
 
@@ -16,9 +16,22 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(NoTokenAllowed.code, (400, "no_token_allowed")), (None, (500, "generation_failed"))]
+    ("code", "said"),
+    [
+        (NoTokenAllowed.code, (400, "no_token_allowed")),
+        (InvalidGrammar.code, (400, "invalid_grammar")),
+        (DeadlineExceeded.code, (504, "deadline_exceeded")),
+        (None, (500, "generation_failed")),
+    ],
 )
 async def test_only_what_the_caller_can_mend_is_a_400(code, said):
     with pytest.raises(MMServeError, match="why") as caught:
         await whole(Failing(code), ChatInput(request_id="r", messages=(), sampling=SamplingParams()))
     assert (caught.value.status, caught.value.code) == said
+
+
+async def test_a_form_that_cannot_be_kept_to_is_named_as_the_caller_wrote_it():
+    sampling = SamplingParams(grammar=Grammar("regex", "a", "structured_outputs.regex"))
+    with pytest.raises(InvalidGrammar) as caught:
+        await whole(Failing(InvalidGrammar.code), ChatInput(request_id="r", messages=(), sampling=sampling))
+    assert caught.value.param == "structured_outputs.regex"

@@ -16,11 +16,12 @@ from mmserve.core.errors import (
     ConfigError,
     ContextLengthExceeded,
     EngineDead,
+    InvalidGrammar,
     InvalidRequest,
     MediaError,
     MMServeError,
 )
-from mmserve.core.messages import ChatInput
+from mmserve.core.messages import ChatInput, Grammar
 from mmserve.preprocess.bad_words import spelled
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -246,3 +247,10 @@ def test_sampling_out_of_range_is_refused_by_name(llm, field):
     with pytest.raises(InvalidRequest) as refused:
         llm.generate("a", SamplingParams(**field))
     assert refused.value.param == next(iter(field))
+
+
+def test_what_the_engine_ends_a_request_with_is_an_error_of_its_kind(llm):
+    form = Grammar("regex", "(a{1000}){1000}", "sampling.grammar")  # small, but not when it is met
+    with pytest.raises(InvalidGrammar, match="too many expressions") as caught:
+        llm.chat(ask(), SamplingParams(temperature=0.0, max_tokens=8, grammar=form))
+    assert "<state>" not in caught.value.message
