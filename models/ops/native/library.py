@@ -39,9 +39,18 @@ def load(name: str) -> ctypes.CDLL:
     """
     import torch  # noqa: F401  (its libgomp comes first)
 
-    path = _folder() / f"{name}-{_digest(name)}.so"
+    file, folder = f"{name}-{_digest(name)}.so", _folder()
+    if folder is not None:
+        return _loaded(HERE / f"{name}.cpp", folder / file)
+    with tempfile.TemporaryDirectory(
+        prefix="mmserve-native-"
+    ) as once:  # what is loaded stays without its file
+        return _loaded(HERE / f"{name}.cpp", Path(once) / file)
+
+
+def _loaded(source: Path, path: Path) -> ctypes.CDLL:
     if not path.is_file():
-        _compile(HERE / f"{name}.cpp", path)
+        _compile(source, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -100,14 +109,16 @@ def _cpu() -> str:
 
 
 @cache
-def _folder() -> Path:
-    """Where compiled libraries are kept; a folder of this process alone if that cannot be written."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "mmserve" / "native"
+def _folder() -> Path | None:
+    """Where compiled libraries are kept for the next start; None, with a warning, if nowhere."""
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "mmserve" / "native"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
             return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="mmserve-native-"))
+        why = f"{folder} is not this user's own to write"
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        why = str(error)
+    log.warning("kernels are compiled anew at every start, since there is nowhere to keep them: %s", why)
+    return None

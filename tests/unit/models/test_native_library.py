@@ -1,5 +1,7 @@
 """Native kernels are compiled once, kept apart by what they were made of, and missed for a reason."""
 
+import tempfile
+
 import pytest
 
 from mmserve.models.ops.native import library
@@ -55,8 +57,12 @@ def test_without_a_compiler_the_reason_is_told(sources, monkeypatch):
         library.load("some")
 
 
-def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_of_ones_own(sources, monkeypatch):
+def test_without_a_cache_kernels_run_and_leave_nothing_and_it_is_told(sources, monkeypatch, caplog):
     (sources / "some.cpp").write_text(ANSWER % 42)
     (sources / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(sources / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(sources))
+    before = sorted(sources.iterdir())
     assert library.load("some").answer() == 42
+    assert sorted(sources.iterdir()) == before
+    assert "compiled anew at every start" in caplog.text
