@@ -3,8 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -206,16 +205,10 @@ class Engine:
         wanted = self.scheduler.next_items(self.encoder_tokens)
         if not wanted:
             return []
-        batch = self.stage.next_batch(wanted, spare=self._about_to_be_used())
+        batch = self.stage.next_batch(wanted, spare=self.claims.coming(self.scheduler.prefilling))
         if not batch and self._stalled:
             return wanted[:1]  # nothing can be computed without it: idle entries must make room
         return batch
-
-    def _about_to_be_used(self) -> Iterator[bytes]:
-        """Encoded items that running requests can pin in their next turn: none before them is missing."""
-        for request in self.scheduler.prefilling:
-            digests = (item.digest for item in request.items[request.items_held :])
-            yield from takewhile(self.stage.pool.__contains__, digests)
 
     def _park_lacking(self) -> list[PixelsWanted]:
         lacking = self.scheduler.park_lacking()

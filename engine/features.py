@@ -1,6 +1,8 @@
 """Which encoded items the running requests hold, on the engine's side of the embedding pool."""
 
 import time
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 import torch
 
@@ -61,6 +63,12 @@ class FeatureClaims:
             self._give_back(request)
         request.items_passed = request.items_held = 0
         self._held.pop(request.request_id, None)
+
+    def coming(self, requests: Iterable[Request]) -> Iterator[bytes]:
+        """Encoded items that ``requests`` can pin in their next turn: none before them is missing."""
+        for request in requests:
+            digests = (item.digest for item in request.items[request.items_held :])
+            yield from takewhile(self.pool.__contains__, digests)
 
     def features(self, request: Request, index: int) -> torch.Tensor:
         """[tokens, 1 + D, hidden] of item ``index``, which the request holds."""

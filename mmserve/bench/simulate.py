@@ -1,23 +1,29 @@
-"""The real scheduler, pages and prefix tree under traffic, with a clock and a runner that are arithmetic.
+"""The real scheduler, pages, prefix tree and encoder stage under traffic, with a clock and a runner that are
+arithmetic.
 
-Everything that decides is what serves: ``Scheduler``, ``Memory``, ``RadixCache``. What takes time is taken
-from ``paper.Costs``: a step of the language model, and a batch of the encoder before it. The same seed gives
-the same figures, but for the host's own time a step, which is measured.
+Everything that decides is what serves: ``Scheduler``, ``Memory``, ``RadixCache``, ``EncoderStage``,
+``FeatureClaims``. What takes time is taken from ``paper.Costs``: a step of the language model, and a batch of
+the encoder before it. The same seed gives the same figures, but for the host's own time a step, which is
+measured.
 """
 
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from mmserve.bench.arrivals import Arrival
 from mmserve.bench.paper import Costs
 from mmserve.core.config import SchedulerOptions
 from mmserve.core.digest import framed_digest
-from mmserve.core.errors import Overloaded
+from mmserve.core.errors import MediaError, Overloaded
 from mmserve.core.messages import PreparedRequest, SamplingParams, VisionItem
+from mmserve.encoders.parts import Resumable
+from mmserve.encoders.pool import EmbeddingPool
+from mmserve.encoders.stage import EncoderStage
+from mmserve.engine.features import FeatureClaims
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pages import PageAllocator
 from mmserve.engine.kv.radix import RadixCache
@@ -26,66 +32,21 @@ from mmserve.engine.scheduler.request import Batch, Request
 from mmserve.engine.scheduler.scheduler import Scheduler
 
 TOKEN = 7
-ENCODED_TOKENS = 1 << 18  # room of the pool of encoded pictures
+ENCODED_TOKENS = 1 << 18  # room of the pool of encoded pictures, a byte each
 PIXELS = np.zeros((1, 2, 2, 3), np.uint8)  # of every picture: nobody looks at them
 
 
-class EncodedPool:
-    """``Features``: digests of encoded items; idle ones are dropped for room, least recently used first."""
+class PaperEncoder:
+    """``VisionEncoder`` whose features are a byte a token and mean nothing; its time is told by the costs."""
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity  # in vision tokens, as ``used``
-        self.used = 0
-        self.encoded_tokens = 0
-        self._held: dict[bytes, int] = {}  # references
-        self._idle: OrderedDict[bytes, int] = OrderedDict()  # tokens
+    def forward(self, pixels: list[torch.Tensor], grids: list[tuple[int, int]]) -> list[torch.Tensor]:
+        return Resumable(self.parts(pixels, grids)).finish()
 
-    def encode(self, items: Iterable[VisionItem]) -> int:
-        """Put ``items`` there, as far as room can be made; the tokens that this took."""
-        before = self.encoded_tokens
-        for item in items:
-            tokens = _tokens(item)
-            while self.used + tokens > self.capacity and self._idle:
-                self.used -= self._idle.popitem(last=False)[1]
-            if self.used + tokens <= self.capacity and not self.encoded(item):
-                self._idle[item.digest] = tokens
-                self.used += tokens
-                self.encoded_tokens += tokens
-        return self.encoded_tokens - before
-
-    def encoded(self, item: VisionItem) -> bool:
-        return item.digest in self._idle or item.digest in self._held
-
-    def claim(self, request: Request) -> None:
-        items = request.items
-        while request.items_held < len(items) and self.encoded(items[request.items_held]):
-            digest = items[request.items_held].digest
-            self._idle.pop(digest, None)
-            self._held[digest] = self._held.get(digest, 0) + 1
-            request.drop_pixels(request.items_held)
-            request.items_held += 1
-        waits = request.items_held < len(items)
-        request.ready_len = items[request.items_held].span[0] if waits else request.num_tokens
-
-    def release_computed(self, request: Request) -> None:
-        while (
-            request.items_passed < request.items_held
-            and request.items[request.items_passed].span[1] <= request.computed_len
-        ):
-            self._give_back(request)
-
-    def release(self, request: Request) -> None:
-        while request.items_passed < request.items_held:
-            self._give_back(request)
-        request.items_passed = request.items_held = 0
-
-    def _give_back(self, request: Request) -> None:
-        item = request.items[request.items_passed]
-        self._held[item.digest] -= 1
-        if not self._held[item.digest]:
-            del self._held[item.digest]
-            self._idle[item.digest] = _tokens(item)
-        request.items_passed += 1
+    def parts(
+        self, pixels: list[torch.Tensor], grids: list[tuple[int, int]]
+    ) -> Generator[float, None, list[torch.Tensor]]:
+        yield 0.0
+        return [torch.empty(h * w, 1, 1, dtype=torch.uint8) for h, w in grids]
 
 
 class Simulation:
@@ -97,11 +58,13 @@ class Simulation:
         self.arrivals, self.costs = arrivals, costs
         self.encoder_tokens = options.encoder_tokens or 4096
         self.page_size = page_size
-        self.pool = EncodedPool(ENCODED_TOKENS)
+        pool = EmbeddingPool(ENCODED_TOKENS)
+        self.stage = EncoderStage(PaperEncoder(), self.encoder_tokens, pool, merge_size=1, token_bytes=1)
+        self.claims = FeatureClaims(self.stage)
         self.pages = PageAllocator(costs.pages(page_size))
         several = len({arrival.owner for arrival in arrivals}) > 1
         memory = Memory(self.pages, RadixCache(page_size))
-        self.scheduler = Scheduler(options, memory, self.pool, several_owners=several)
+        self.scheduler = Scheduler(options, memory, self.claims, several_owners=several)
         self.now = 0.0
         self.tokens = self.late = self.refused = self.done = self.most_pages = self.most_running = 0
         self.prompt_tokens = self.cached_tokens = 0
@@ -110,6 +73,7 @@ class Simulation:
         self.host: list[float] = []  # seconds that the scheduler itself took, a step
         self._spoke: dict[Request, float] = {}  # when a request had its last token
         self._came = 0
+        self._stalled = False
 
     def run(self) -> dict[str, Any]:
         """Until everyone has an answer, or was refused or late."""
@@ -138,8 +102,10 @@ class Simulation:
             arrived=arrival.at,
         )
         try:
+            for item in request.items:
+                self.stage.check(item)
             self.scheduler.add(request)
-        except Overloaded:
+        except (MediaError, Overloaded):
             self.refused += 1
 
     def _step(self) -> None:
@@ -151,20 +117,31 @@ class Simulation:
         start = time.perf_counter()
         wanted = scheduler.next_items(self.encoder_tokens)
         spent = time.perf_counter() - start
-        encoded = self.pool.encode(wanted)
-        self.now += self.costs.encode(encoded) if encoded else 0.0
+        encoded = self._encode(wanted)
         start = time.perf_counter()
         lacking = scheduler.park_lacking()
         batch = scheduler.schedule()
         spent += time.perf_counter() - start
         self._supply(lacking)
-        if not batch and not encoded and not lacking and scheduler.has_work:
+        stalled_before, self._stalled = self._stalled, not batch and not encoded
+        if self._stalled and stalled_before and not lacking and scheduler.has_work:
             raise RuntimeError("the simulated server stands still: a prompt is larger than its pages or pool")
         self.now += self.costs.step((c.start, c.stop) for c in batch) if batch else 0.0
         start = time.perf_counter()
         scheduler.advance(batch)
         self.host.append(spent + time.perf_counter() - start)
         self._sample(batch)
+
+    def _encode(self, wanted: list[VisionItem]) -> int:
+        """The next batch of ``wanted`` items, chosen as the engine does; how many tokens it has."""
+        batch = self.stage.next_batch(wanted, spare=self.claims.coming(self.scheduler.prefilling))
+        batch = batch or (wanted[:1] if self._stalled else [])
+        if not batch:
+            return 0
+        tokens = sum(map(self.stage.tokens, batch))
+        self.stage.encode_batch(batch)
+        self.now += self.costs.encode(tokens)
+        return tokens
 
     def _supply(self, lacking: list[Request]) -> None:
         """Pixels that were dropped are there again at once."""
@@ -229,7 +206,7 @@ def prepared(arrival: Arrival, number: int) -> PreparedRequest:
         positions=np.zeros((3, total), np.int32),
         position_delta=0,
         items=tuple(
-            VisionItem(digest=digest, kind="image", grid=(2, 2), span=(first, last), pixels=PIXELS)
+            VisionItem(digest=digest, kind="image", grid=(1, last - first), span=(first, last), pixels=PIXELS)
             for digest, first, last in zip(digests, ends, ends[1:], strict=False)
         ),
         sampling=SamplingParams(),
@@ -241,10 +218,6 @@ def prepared(arrival: Arrival, number: int) -> PreparedRequest:
 
 def _keys(name: bytes, size: int) -> np.ndarray:
     return int.from_bytes(name[:7], "little") + np.arange(size, dtype=np.int64)
-
-
-def _tokens(item: VisionItem) -> int:
-    return item.span[1] - item.span[0]
 
 
 def _percentile(values: list[float], percent: int) -> float:

@@ -56,7 +56,7 @@ def test_a_picture_is_encoded_before_its_tokens_are_computed_and_once():
         for at in (0.0, 5.0)
     ]
     simulation, _ = simulated(arrivals)
-    assert simulation.pool.encoded_tokens == 32
+    assert simulation.stage.encoded_tokens == 32
     assert simulation.first[0] == pytest.approx(COSTS.encode(32) + COSTS.step([(0, 36)]))
     assert simulation.first[1] == pytest.approx(COSTS.step([(32, 36)]))  # two pages of 16 are cached
 
