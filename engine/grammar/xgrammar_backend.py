@@ -27,10 +27,8 @@ _PLACE = re.compile(r'^(\w+) ::= Regex\("%(\d+)%", json_string=true\)$', re.MULT
 # How it prints the rule of one character of a string that has a length: control characters, too.
 _CHARACTER = re.compile(r'^(\w+ ::= )\(\(\[\^\\"\\\\\\r\\n\]\)\)$', re.MULTILINE)
 _UNESCAPED = r"(([^\"\\\0-\x1f\x7f]))"  # patterns.JSON_TEXT
-_COUNTED, _UNPLACED = (
-    re.compile(r"^\w+_characters\w* ::=", re.MULTILINE),
-    re.compile(r"true\)$", re.MULTILINE),
-)
+_COUNTED = re.compile(r"^\w+_characters\w* ::=", re.MULTILINE)
+_UNPLACED = re.compile(r"true\)$", re.MULTILINE)
 _AUTOMATON = "::= Regex("
 MOST_WORK_OF_ALL = 2 * MOST_WORK  # of all patterns of a form
 _ORIGIN = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")  # what stands before its messages

@@ -73,7 +73,7 @@ def model(config: Config) -> dict[str, Any]:
     return {
         "name": config.model.model,
         "family": found.family,
-        "text": f"{text.num_layers} layers of {text.hidden_size}, {text.vocab_size} tokens",
+        "text": f"{text.num_layers} layers of {text.hidden_size}, a vocabulary of {text.vocab_size}",
         "vision": f"{vision.depth} layers of {vision.hidden_size}, patches of {vision.patch_size}",
     }
 

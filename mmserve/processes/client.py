@@ -101,9 +101,7 @@ class Client:
         self.open, self.refusal = False, refusal.message
         for ticket, deliver in self._waiters.items():
             self._send(Abort(ticket))
-            deliver(
-                type(refusal)(refusal.message)
-            )  # each its own: a raised error carries its raiser's frames
+            deliver(type(refusal)(refusal.message))  # each its own: a raised one carries its raiser's frames
         self._waiters.clear()
         self._tickets.clear()
 

@@ -61,7 +61,7 @@ class Readiness:
         if self.drain.begun:
             raise NotReady("the server is stopping")
         if not self.service.ready:
-            raise NotReady("the engine does not run")
+            raise NotReady("the engine, what makes text of its tokens, or the workers are not running")
         if self._life != self.service.lives:
             raise NotReady(self._why)
 
