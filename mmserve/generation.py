@@ -116,7 +116,8 @@ def _failure(output: TextOutput, chat: ChatInput) -> MMServeError:
             return NoTokenAllowed(output.error or NoTokenAllowed.said)
         case InvalidGrammar.code:
             form = chat.sampling.grammar
-            return InvalidGrammar(output.error or "it cannot be kept to", param=form and form.param)
+            param = None if form is None else form.param
+            return InvalidGrammar(output.error or "it cannot be kept to", param=param)
     if output.finish_reason == "abort":
         return MMServeError(output.error or "the request was aborted", code="aborted")
     return MMServeError(output.error or "the engine failed on this request", code="generation_failed")
