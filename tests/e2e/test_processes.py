@@ -152,7 +152,8 @@ def maps(pid):
 
 async def a_client_that_leaves_frees_its_pages(server, web):
     async with web.stream("POST", "/v1/chat/completions", json=question(stream=True)) as stream:
-        first = await anext(stream.aiter_lines())
+        lines = stream.aiter_lines()  # kept: the stream is closed with it
+        first = await anext(lines)
         assert (stream.status_code, first.startswith("data:")) == (200, True), first
         await until(lambda: server.figure("requests_running") == 1)
     await until(lambda: server.figure("requests_running") == 0)

@@ -37,7 +37,7 @@ async def until(condition, seconds=PATIENCE_S):
     """Wait for ``condition()`` to be true and return what it gave."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, f"it never came true: {found!r}"
         await asyncio.sleep(0.01)
     return found
 
