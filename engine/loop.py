@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -45,11 +46,14 @@ class EngineThread:
     A callback is called on that thread, so it must be quick: with each output of its request, with
     PixelsWanted while it waits for ``supply``, or once with the error that refused it. If the loop breaks,
     every waiting callback gets EngineDead. ``after`` is called on that thread when the callbacks of a step,
-    or of the commands before it, have all been called, and once more at the end.
+    or of the commands before it, have all been called, and once more at the end. ``busy_since`` tells when
+    the present turn of the loop began (commands, a step, its callbacks), by ``time.monotonic``; None while
+    there is nothing to do.
     """
 
     def __init__(self, engine: Steps, after: Callable[[], None] = lambda: None) -> None:
         self.dead: EngineDead | None = None
+        self.busy_since: float | None = None
         self._engine = engine
         self._after = after
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -110,6 +114,7 @@ class EngineThread:
     def _main(self) -> None:
         try:
             while not self._stopping:
+                self.busy_since = time.monotonic()
                 self._receive()
                 for output in self._engine.step() if self._engine.has_work else ():
                     self._deliver(output)
@@ -125,9 +130,16 @@ class EngineThread:
         """Run all commands that are there; with nothing to do, wait for one."""
         if not self._engine.has_work:
             self._engine.check_integrity()
-            self._commands.get()()
+            self._rest()()
         while not self._commands.empty():
             self._commands.get()()
+
+    def _rest(self) -> Callable[[], None]:
+        """The next command."""
+        self.busy_since = None
+        command = self._commands.get()
+        self.busy_since = time.monotonic()
+        return command
 
     def _submit(self, request: PreparedRequest, deliver: Deliver) -> None:
         grammar = request.sampling.grammar

@@ -22,8 +22,8 @@ class AnswerEngine(Protocol):
     """Prepared requests in, pieces of text out. It may be called from any event loop, also from several."""
 
     @property
-    def alive(self) -> bool:
-        """Whether requests are answered at this moment."""
+    def trouble(self) -> str | None:
+        """Why requests are not answered at this moment, in words; None while they are."""
 
     @property
     def lives(self) -> int:
@@ -64,8 +64,8 @@ class LocalEngine:
         self._tokens = tokens
 
     @property
-    def alive(self) -> bool:
-        return self.thread.alive
+    def trouble(self) -> str | None:
+        return None if self.thread.dead is None else self.thread.dead.message
 
     async def answer(self, request: PreparedRequest, pixels: PixelsAgain) -> AsyncGenerator[Said, None]:
         answer = Answer(Brief.of(request), self._tokens)

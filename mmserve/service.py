@@ -88,7 +88,14 @@ class Service:
     @property
     def ready(self) -> bool:
         """Whether the engine runs and the workers answer."""
-        return self._engine.alive and self._desk.workers.ready
+        return self.trouble is None
+
+    @property
+    def trouble(self) -> str | None:
+        """What it lacks to be ready, in words."""
+        if trouble := self._engine.trouble:
+            return trouble
+        return None if self._desk.workers.ready else "the workers that prepare media and text are not running"
 
     @property
     def lives(self) -> int:

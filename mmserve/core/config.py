@@ -215,9 +215,24 @@ class ServerOptions(Section):
     engine_process: bool = option(
         True, "run the engine and the detokenizer as processes of their own, which are restarted if they end"
     )
+    hang_timeout_s: float = option(
+        30.0,
+        "seconds without a sign of life after which the engine's or the detokenizer's process is killed and"
+        " restarted; the server is not ready from a third of that on",
+        low=3.0,
+    )
+    step_timeout_s: float = option(
+        300.0,
+        "seconds that one step of the engine, or one message at the detokenizer, may take before its process"
+        " is killed and restarted",
+        low=1.0,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("hang_timeout_s", "step_timeout_s"):
+            if not self.engine_process and getattr(self, name) != getattr(ServerOptions, name):
+                raise ConfigError(f"{name} contradicts engine_process being off", param=name)
         if "" in self.api_keys:
             raise ConfigError("api_key must not hold an empty key", param="api_key")
         if len(set(self.api_keys)) < len(self.api_keys):

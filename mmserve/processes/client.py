@@ -24,11 +24,12 @@ class Client:
 
     ``submit``, ``abort``, ``supply``, ``holds`` and ``stats`` may be called on any thread, all else in
     ``loop`` only. While no detokenizer and no engine are connected (``refusal`` says why), submissions are
-    refused.
+    refused. ``most`` may be under way at once: an engine that hangs, or is at a long step, refuses nobody.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, arena: Arena) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, arena: Arena, most: int) -> None:
         self.loans = Loans(arena)
+        self.most = most
         self.refusal = "the engine is being started"
         self.open = False
         self._loop = loop
@@ -132,6 +133,9 @@ class Client:
     def _submit(self, request: PreparedRequest, deliver: Deliver) -> None:
         if not self.open:
             deliver(EngineRestarting(self.refusal))
+            return
+        if len(self._waiters) >= self.most:
+            deliver(Overloaded(f"{self.most} requests are with the engine, the most it is sent; try later"))
             return
         self._number += 1
         try:

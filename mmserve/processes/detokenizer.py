@@ -7,6 +7,7 @@ It serves one engine for as long as both live. It never loads torch.
 
 import logging
 import sys
+import time
 from collections.abc import Iterable
 
 import zmq
@@ -15,7 +16,7 @@ from mmserve.answer import Answer
 from mmserve.core.errors import MMServeError
 from mmserve.core.wire import Fault
 from mmserve.engine.detokenizer import TokenBytes
-from mmserve.logs import set_up_logging
+from mmserve.logs import set_up_logging, tell_stacks_on_signal
 from mmserve.processes import messages
 from mmserve.processes.messages import (
     Closed,
@@ -88,10 +89,14 @@ def run(answers: Answers, hello: DetokenizerHello, parent: Parent) -> None:
         socket.set_hwm(0)
     listener.bind(hello.listen)
     speaker.connect(hello.speak)
-    parent.say(Ready())
+    busy_since: float | None = None
+    parent.ready(Ready(), lambda: busy_since)
     bound = False
     while True:
-        step = messages.to_step(listener.recv())
+        busy_since = None
+        message = listener.recv()
+        busy_since = time.monotonic()
+        step = messages.to_step(message)
         if not bound:  # the engine is connected, and the folder of the sockets of no more use
             parent.bind()
             bound = True
@@ -102,6 +107,7 @@ def run(answers: Answers, hello: DetokenizerHello, parent: Parent) -> None:
 
 def main(socket_fd: int, parent_pid: int, folder: str) -> None:
     set_up_logging()
+    tell_stacks_on_signal()
     parent = Parent(socket_fd, parent_pid, folder)
     hello = parent.hello()
     assert isinstance(hello, DetokenizerHello)

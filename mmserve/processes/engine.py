@@ -2,7 +2,8 @@
 
     python -m mmserve.processes.engine SOCKET_FD ARENA_FD PARENT_PID FOLDER
 
-Three threads: one receives, one runs the engine (``EngineThread``) and sends, one waits for the parent's end.
+Four threads: one receives, one runs the engine (``EngineThread``) and sends, one gives signs of life,
+one waits for the parent's end.
 """
 
 import logging
@@ -24,7 +25,7 @@ from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.core.wire import Fault
 from mmserve.engine.loop import Delivery, EngineThread, Steps
 from mmserve.loading import load_engine, told_of
-from mmserve.logs import set_up_logging
+from mmserve.logs import set_up_logging, tell_stacks_on_signal
 from mmserve.processes import messages
 from mmserve.processes.messages import (
     Abort,
@@ -244,7 +245,7 @@ def run(engine: "Engine", hello: EngineHello, arena_fd: int, parent: Parent) -> 
     listener.bind(hello.listen)
     desk = Desk(thread, outbox, borrowed, parent.bind)
     threading.Thread(target=receive, args=(listener, desk), name="receive", daemon=True).start()
-    parent.say(Ready(told_of(engine)))
+    parent.ready(Ready(told_of(engine)), lambda: thread.busy_since)
     thread.join()
     outbox.close()
 
@@ -252,6 +253,7 @@ def run(engine: "Engine", hello: EngineHello, arena_fd: int, parent: Parent) -> 
 def main(socket_fd: int, arena_fd: int, parent_pid: int, folder: str) -> None:
     prepare_environment()
     set_up_logging()
+    tell_stacks_on_signal()
     parent = Parent(socket_fd, parent_pid, folder)
     hello = parent.hello()
     assert isinstance(hello, EngineHello)

@@ -5,8 +5,8 @@
 A *ticket* numbers a submission, since two may bring the same request id. One ``Step`` carries all that one
 step of the engine had to say. Pixels stand in the arena and are lent: a *loan* numbers one array, and
 ``News.returned`` tells that the engine has dropped every view of it. Each child is started with a socket to
-its parent, over which it is told all it needs and says ``Ready`` or ``NotReady``; that socket's end is the
-parent's end.
+its parent, over which it is told all it needs and says ``Ready``, and then ``Alive`` for as long as it lives,
+or ``NotReady``; that socket's end is the parent's end.
 """
 
 from typing import Any
@@ -57,7 +57,13 @@ class NotReady(Struct, tag=True, frozen=True):
     fault: Fault
 
 
-FromChild = Ready | NotReady
+class Alive(Struct, tag=True, frozen=True):
+    """The child runs, and has been at its present step for so long; 0 when it has nothing to do."""
+
+    busy_s: float
+
+
+FromChild = Ready | NotReady | Alive
 
 # ---------------------------------------------------------------- to the engine
 

@@ -4,10 +4,12 @@ import os
 import shutil
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from mmserve.core.wire import die_with
-from mmserve.processes.messages import PREFIX_BYTES, Hello, to_bytes, to_hello
+from mmserve.processes.messages import PREFIX_BYTES, Hello, Ready, to_bytes, to_hello
+from mmserve.processes.pulse import Pulse
 
 
 class Parent:
@@ -32,6 +34,11 @@ class Parent:
     def say(self, message: Any) -> None:
         body = to_bytes(message)
         self._socket.sendall(len(body).to_bytes(PREFIX_BYTES, "little") + body)
+
+    def ready(self, words: Ready, busy_since: Callable[[], float | None]) -> None:
+        """Say so, and give signs of life from now on; see ``Pulse``, whose thread alone speaks then."""
+        self.say(words)
+        Pulse(self.say, busy_since).start()
 
     def bind(self) -> None:
         """Have the kernel kill this process when its parent dies. There must be nothing left to tidy up."""

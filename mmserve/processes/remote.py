@@ -29,8 +29,8 @@ class RemoteEngine:
         self._supervisor.started.result()
 
     @property
-    def alive(self) -> bool:
-        return self._client.open
+    def trouble(self) -> str | None:
+        return self._supervisor.trouble
 
     @property
     def lives(self) -> int:

@@ -25,11 +25,13 @@ from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.processes.child import ONE_THREAD, Child, ChildDied
 from mmserve.processes.client import Client
 from mmserve.processes.messages import DetokenizerHello, EngineHello, Hello
+from mmserve.processes.pulse import Patience
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_DEATHS, DEATHS_S = 3, 600.0  # more within this time, and there is no use in going on
+ROOM = 2  # so many times the requests that an engine takes are sent to it at most
 LONGEST_FOLDER = 90  # bytes of its path; that of a socket in it may have 107
 
 
@@ -52,10 +54,14 @@ class Supervisor:
         self._config = config
         self._spec = spec
         self._arena = arena
+        self._patience = Patience(config.server.hang_timeout_s, config.server.step_timeout_s)
+        self._serving: tuple[Child, ...] = ()  # that answer requests, while the client is open
         self._deaths: deque[float] = deque()
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-        self.client = Client(self._loop, arena)
+        scheduler = config.scheduler
+        most = ROOM * (scheduler.max_running + scheduler.max_waiting)
+        self.client = Client(self._loop, arena, most)
         self._thread = threading.Thread(target=self._live, name="supervisor", daemon=True)
         self._thread.start()
 
@@ -64,6 +70,13 @@ class Supervisor:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why requests are not answered at this moment; None while they are. On any thread."""
+        if not self.client.open:
+            return self.client.refusal
+        return next(filter(None, (child.trouble for child in self._serving)), None)
 
     # ------------------------------------------------------------ the thread
 
@@ -116,13 +129,24 @@ class Supervisor:
                 listen=f"ipc://{folder}/engine",
             )
             try:
-                async with child("engine", folder, hello, self._arena.fd) as engine:
+                async with self._child("engine", folder, hello, self._arena.fd) as engine:
                     await self._detokenizer_life(engine, folder, hello.listen)
                     while True:
                         with sockets() as another:
                             await self._detokenizer_life(engine, another)
             finally:
                 self.client.forget_engine()
+
+    @asynccontextmanager
+    async def _child(
+        self, name: str, folder: str, hello: Hello, *fds: int, env: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Child]:
+        """A child process inside the block; see ``Child.start``."""
+        one = await Child.start(name, folder, hello, *fds, patience=self._patience, env=env)
+        try:
+            yield one
+        finally:
+            await one.end()
 
     async def _detokenizer_life(self, engine: Child, folder: str, listen: str | None = None) -> None:
         """From the start of a detokenizer to its death. ChildDied if it is the engine's, or comes before
@@ -131,7 +155,7 @@ class Supervisor:
             self._spec.tokenizer_json, f"ipc://{folder}/detokenizer", f"ipc://{folder}/api"
         )
         with self.client.listening(hello.speak):
-            async with child("detokenizer", folder, hello, env=ONE_THREAD) as detokenizer:
+            async with self._child("detokenizer", folder, hello, env=ONE_THREAD) as detokenizer:
                 await living(self._meet(engine, detokenizer, hello, listen), engine, detokenizer)
                 shutil.rmtree(folder)  # all are connected: nobody needs the names of the sockets any more
                 self._open(engine, detokenizer)
@@ -161,6 +185,7 @@ class Supervisor:
             *(os.getpid(), engine.pid, detokenizer.pid),
         )
         self.lives += 1
+        self._serving = engine, detokenizer
         self.client.open = True
         if not self.started.done():
             self.started.set_result(None)
@@ -194,18 +219,6 @@ async def living(work: Coroutine[Any, Any, T], *children: Child) -> T:
         for job in (task, *deaths):
             job.cancel()
         await asyncio.gather(task, *deaths, return_exceptions=True)
-
-
-@asynccontextmanager
-async def child(
-    name: str, folder: str, hello: Hello, *fds: int, env: Mapping[str, str] | None = None
-) -> AsyncIterator[Child]:
-    """A child process inside the block; see ``Child.start``."""
-    one = await Child.start(name, folder, hello, *fds, env=env)
-    try:
-        yield one
-    finally:
-        await one.end()
 
 
 @contextmanager

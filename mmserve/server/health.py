@@ -60,8 +60,8 @@ class Readiness:
         """NotReady with the reason."""
         if self.drain.begun:
             raise NotReady("the server is stopping")
-        if not self.service.ready:
-            raise NotReady("the engine, what makes text of its tokens, or the workers are not running")
+        if trouble := self.service.trouble:
+            raise NotReady(trouble)
         if self._life != self.service.lives:
             raise NotReady(self._why)
 

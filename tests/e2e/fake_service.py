@@ -47,6 +47,10 @@ class FakeService:
         self.library = MediaLibrary(1 << 20, 3600)
         self.looked = 0
 
+    @property
+    def trouble(self):
+        return None if self.ready else "nobody is at home"
+
     def stats(self):
         return {"running": self.running}
 

@@ -138,7 +138,8 @@ def test_not_ready_once_the_engine_is_dead():
     with serving(service, Config()) as url:
         assert until(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
         service.ready = False
-        assert httpx.get(f"{url}/health/ready").status_code == 503
+        answer = httpx.get(f"{url}/health/ready")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (503, "nobody is at home")
 
 
 # ---------------------------------------------------------------- chat

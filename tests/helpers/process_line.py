@@ -140,7 +140,7 @@ class Line:
         self.thread = EngineThread(self.engine, self.outbox.send)
         borrowed.returned = lambda: wake(self.thread)
         self.desk = Desk(self.thread, self.outbox, borrowed, lambda: None)
-        self.client = Client(asyncio.get_running_loop(), arena)
+        self.client = Client(asyncio.get_running_loop(), arena, most=100)
         self.context = zmq.Context()
         self.answers = Answers(TOKENS)
         self._threads = [self._run(self._receive, self._bound("engine"))]

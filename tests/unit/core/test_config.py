@@ -49,6 +49,9 @@ def test_values_find_their_section() -> None:
         ({"max_image_pixels": 10**9}, "max_image_pixels must be at most 178956970"),
         ({"allow_private_urls": True, "fetch_urls": False}, "contradicts fetch_urls"),
         ({"media_root": "/no/such/folder"}, "media_root must be a folder"),
+        ({"hang_timeout_s": 1}, "hang_timeout_s must be at least 3.0, not 1"),
+        ({"step_timeout_s": 0}, "step_timeout_s must be at least 1.0, not 0"),
+        ({"hang_timeout_s": 9, "engine_process": False}, "contradicts engine_process being off"),
     ],
 )
 def test_wrong_value_names_field_value_and_what_is_allowed(values: dict, words: str) -> None:

@@ -28,6 +28,7 @@ from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.processes import messages
 from mmserve.processes.messages import (
     Abort,
+    Alive,
     Closed,
     DetokenizerHello,
     EngineHello,
@@ -128,8 +129,8 @@ def test_what_the_detokenizer_tells():
         assert messages.to_told(to_bytes(Told(events, news))) == Told(events, news)
 
 
-@pytest.mark.parametrize("message", [Ready(("one", "two")), NotReady(FAULT)])
-def test_a_child_s_first_words(message):
+@pytest.mark.parametrize("message", [Ready(("one", "two")), NotReady(FAULT), Alive(0.5)])
+def test_what_a_child_tells_its_parent(message):
     assert messages.from_child(to_bytes(message)) == message
 
 
