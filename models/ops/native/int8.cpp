@@ -1,9 +1,10 @@
 // Linear layers with int8 weights (a scale for each output channel) and int8 activations (quantised here, a scale
 // for each row and group of inputs). models/ops/quantized.py has the formulas in plain torch.
 //
-// Weights lie in blocks of 32 channels, [n / 32][k / 4][32][4], padded with zeros: one step of four inputs is 128
-// bytes that the dot product reads as they come, and a block is one run of memory. Each sum over a group is exact,
-// and the groups are added in order, so that a result depends neither on the other rows nor on the threads.
+// Weights lie in blocks of 32 channels, [n / 32][k / kInputs][32][kInputs], padded with zeros: one step of four or two
+// inputs is 128 or 64 bytes that the dot product reads as they come, and a block is one run of memory. Each sum over
+// a group is exact, and the groups are added in order, so that a result depends neither on the other rows nor on the
+// threads.
 
 #include <utility>
 #include <vector>
@@ -20,66 +21,65 @@ namespace {
 using namespace mmserve;
 
 constexpr int kBlock = 32;                  // channels of a block
-constexpr int64_t kStep = 4 * kBlock;       // bytes of a block for four inputs
-constexpr int64_t kChunkBytes = 768 << 10;  // activations that stay in the cache while all weights pass by
-constexpr int64_t kAhead = 64 * kStep;      // bytes of weights to fetch in advance
+constexpr int64_t kChunkBytes = 384 << 10;  // activations that stay in the cache while all weights pass by
 constexpr int64_t kSerialBytes = 64 << 10;  // fewer activations are quantised before the threads start
 
-// acc + the products of four inputs with four codes of each lane's channel. ``kOffset`` is what packing adds to
-// the codes because the instruction wants one side unsigned; the sums of the inputs take it out again.
+// By instructions: kInputs of a step, whose codes of activations take 4 bytes as ``Code``s; ``dot``, acc + the
+// products of a step's inputs with the codes of each lane's channel; kOffset, what packing adds to the codes of
+// weights because the instruction wants one side unsigned (the sums of the inputs take it out again).
 #if defined(__AVX512VNNI__)
-constexpr int kRows = 12, kOffset = 128;
+constexpr int kRows = 12, kInputs = 4, kOffset = 128;
 constexpr const char* kPath = "avx512_vnni";
-struct Codes { Ints w; };
-inline Codes read_codes(const void* from) { return {load<Ints>(from)}; }
+using Code = int8_t;
+using Codes = Ints;
+inline Codes read_codes(const void* from) { return load<Ints>(from); }
 inline Ints dot(Ints acc, Codes w, int32_t x) {
-    return as<Ints>(_mm512_dpbusd_epi32(as<__m512i>(acc), as<__m512i>(w.w), _mm512_set1_epi32(x)));
+    return as<Ints>(_mm512_dpbusd_epi32(as<__m512i>(acc), as<__m512i>(w), _mm512_set1_epi32(x)));
 }
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
-constexpr int kRows = 6, kOffset = 128;
+constexpr int kRows = 6, kInputs = 4, kOffset = 128;
 constexpr const char* kPath = "avx_vnni";
-struct Codes { Ints w; };
-inline Codes read_codes(const void* from) { return {load<Ints>(from)}; }
+using Code = int8_t;
+using Codes = Ints;
+inline Codes read_codes(const void* from) { return load<Ints>(from); }
 inline Ints dot(Ints acc, Codes w, int32_t x) {
-    return as<Ints>(_mm256_dpbusd_avx_epi32(as<__m256i>(acc), as<__m256i>(w.w), _mm256_set1_epi32(x)));
+    return as<Ints>(_mm256_dpbusd_avx_epi32(as<__m256i>(acc), as<__m256i>(w), _mm256_set1_epi32(x)));
 }
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
-#if defined(__AVX512BW__)
-constexpr int kRows = 10;
+#elif defined(__AVX512BW__)
+constexpr int kRows = 10, kInputs = 2, kOffset = 0;  // in 16 bits: pairs of products of bytes would saturate
 constexpr const char* kPath = "avx512";
-typedef int16_t Shorts __attribute__((vector_size(64)));
-inline Ints pairs(Shorts a, Shorts b) { return as<Ints>(_mm512_madd_epi16(as<__m512i>(a), as<__m512i>(b))); }
-#else
-constexpr int kRows = 4;
+using Code = int16_t;
+using Codes = __m512i;
+inline Codes read_codes(const void* from) { return _mm512_cvtepi8_epi16(load<__m256i>(from)); }
+inline Ints dot(Ints acc, Codes w, int32_t x) { return acc + as<Ints>(_mm512_madd_epi16(w, _mm512_set1_epi32(x))); }
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kRows = 6, kInputs = 2, kOffset = 0;
 constexpr const char* kPath = "avx2";
-typedef int16_t Shorts __attribute__((vector_size(32)));
-inline Ints pairs(Shorts a, Shorts b) { return as<Ints>(_mm256_madd_epi16(as<__m256i>(a), as<__m256i>(b))); }
-#endif
-constexpr int kOffset = 0;
-struct Codes { Shorts even, odd; };  // 16 bits each: products of bytes in pairs would saturate
-inline Codes split(Ints four) { return {(as<Shorts>(four) << 8) >> 8, as<Shorts>(four) >> 8}; }
-inline Codes read_codes(const void* from) { return split(load<Ints>(from)); }
-inline Ints dot(Ints acc, Codes w, int32_t x) {
-    const Codes four = split(Ints{} + x);
-    return acc + pairs(w.even, four.even) + pairs(w.odd, four.odd);
-}
+using Code = int16_t;
+using Codes = __m256i;
+inline Codes read_codes(const void* from) { return _mm256_cvtepi8_epi16(load<__m128i>(from)); }
+inline Ints dot(Ints acc, Codes w, int32_t x) { return acc + as<Ints>(_mm256_madd_epi16(w, _mm256_set1_epi32(x))); }
 #else
-constexpr int kRows = 4, kOffset = 0;
+constexpr int kRows = 4, kInputs = 4, kOffset = 0;
 constexpr const char* kPath = "portable";
-struct Codes { Ints w; };
-inline Codes read_codes(const void* from) { return {load<Ints>(from)}; }
+using Code = int8_t;
+using Codes = Ints;
+inline Codes read_codes(const void* from) { return load<Ints>(from); }
 inline Ints dot(Ints acc, Codes w, int32_t x) {
-    for (int i = 0; i < 4; i++) acc += ((w.w << (24 - 8 * i)) >> 24) * int8_t(x >> (8 * i));
+    for (int i = 0; i < 4; i++) acc += ((w << (24 - 8 * i)) >> 24) * int8_t(x >> (8 * i));
     return acc;
 }
 #endif
+static_assert(kInputs * sizeof(Code) == 4, "one element of a vector of 32 bits holds a step's activations");
+
+constexpr int64_t kStep = kInputs * kBlock;  // bytes of a block for the inputs of a step
 
 // A packed weight; int8.py has the same structure. ``group`` is a multiple of 16.
 struct Weight {
     const uint8_t* codes;
     const float* scales;  // of n channels, rounded up to whole blocks
     int64_t n, k, group;
-    int64_t steps() const { return (k + 3) / 4; }
+    int64_t steps() const { return (k + kInputs - 1) / kInputs; }
     int64_t blocks() const { return (n + kBlock - 1) / kBlock; }
     int64_t groups() const { return (k + group - 1) / group; }
     const uint8_t* block(int64_t i) const { return codes + i * steps() * kStep; }
@@ -131,19 +131,19 @@ struct Quantised {
 // codes = round(x * (127 / max|x|)), ties to even; the scale is max|x| / 127. All codes are 0 where no float holds
 // 127 / max: for zeros, whose scale is 0, and for infinities and NaN, whose scale makes the results NaN.
 // Whole vectors are written: behind the last code there must be room for kLanes - 1 more.
-template <class T> Quantised quantise(const T* x, int64_t count, int8_t* codes) {
-    typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+template <class T, class C> Quantised quantise(const T* x, int64_t count, C* codes) {
+    typedef C Some __attribute__((vector_size(kLanes * sizeof(C))));
     constexpr float shift = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to whole numbers
     constexpr float most_of_all = 3.40282347e38f;
     const float most = largest(x, count), inverse = 127.0f / most;
     if (!(most <= most_of_all && inverse <= most_of_all)) {
-        std::fill(codes, codes + count, int8_t(0));
+        std::fill(codes, codes + count, C(0));
         return {most <= most_of_all ? 0.0f : __builtin_nanf(""), 0};
     }
     Ints sums{};
     along(count, [&](int64_t i, int lanes) {
         const Ints whole = as<Ints>(product(part(x + i, lanes), inverse) + shift) - as<int32_t>(shift);
-        store(codes + i, __builtin_convertvector(whole, Bytes));
+        store(codes + i, __builtin_convertvector(whole, Some));
         sums += whole;
     });
     int32_t sum = 0;
@@ -153,7 +153,7 @@ template <class T> Quantised quantise(const T* x, int64_t count, int8_t* codes) 
 
 // Activations of a chunk of rows, quantised: [rows][stride], [rows][groups], [rows][groups].
 struct Rows {
-    int8_t* codes;
+    Code* codes;
     float* scales;
     int32_t* sums;  // of the codes, times kOffset
     int64_t stride;
@@ -161,14 +161,14 @@ struct Rows {
 
 template <class T> void quantise_row(const Weight& w, const T* x, int64_t row, const Rows& to) {
     const int64_t groups = w.groups();
-    int8_t* codes = to.codes + row * to.stride;
+    Code* codes = to.codes + row * to.stride;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t from = g * w.group, count = std::min(w.group, w.k - from);
         const Quantised found = quantise(x + from, count, codes + from);
         to.scales[row * groups + g] = found.scale;
         to.sums[row * groups + g] = kOffset * found.sum;
     }
-    std::fill(codes + w.k, codes + 4 * w.steps(), int8_t(0));
+    std::fill(codes + w.k, codes + kInputs * w.steps(), Code(0));
 }
 
 // ---------------------------------------------------------------- products
@@ -176,32 +176,48 @@ template <class T> void quantise_row(const Weight& w, const T* x, int64_t row, c
 constexpr int kVectors = kLanes == 4 ? 1 : 2;  // side by side in registers
 constexpr int kWide = kVectors * kLanes;       // channels of a block at a time
 
-// y[M][kBlock] (+)= scale * (codes of the rows . codes of the block) over one group of ``steps`` * 4 inputs.
+// What a pass over the weights of a group fetches from memory meanwhile: ``lines`` of the cache for every kStretch
+// steps.
+struct Fetch {
+    const uint8_t* at;
+    int64_t lines;
+};
+constexpr int64_t kStretch = 16, kLine = 64;
+constexpr int64_t kParts = kBlock / kWide;  // passes over a group, each for as many channels as vectors hold
+
+// y[M][kBlock] (+)= scale * (codes of the rows . codes of the block) over one group of ``steps`` * kInputs inputs.
 template <int M>
-void multiply(const uint8_t* w, const int8_t* x, int64_t stride, int64_t steps, const float* scales,
-              const int32_t* sums, int64_t groups, bool first, float* y) {
+void multiply(const uint8_t* w, const Code* x, int64_t stride, int64_t steps, const float* scales,
+              const int32_t* sums, int64_t groups, bool first, Fetch fetch, float* y) {
     for (int part = 0; part < kBlock; part += kWide) {
         Ints acc[M][kVectors];
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
             for (int v = 0; v < kVectors; v++) acc[m][v] = Ints{} - sums[m * groups];
-        const uint8_t* from = w + 4 * part;
-        const int8_t* three[(M + 2) / 3];  // every third row: the two behind it are a stride away
+        const uint8_t* from = w + kInputs * part;
+        const Code* three[(M + 2) / 3];  // every third row: the two behind it are a stride away
         for (int i = 0; i < (M + 2) / 3; i++) three[i] = x + 3 * i * stride;
-        for (int64_t s = 0; s < steps; s++, from += kStep) {
+        const auto step = [&](int64_t s) __attribute__((always_inline)) {
             Codes codes[kVectors];
-            for (int line = 0; line < kStep; line += 64) __builtin_prefetch(from + kAhead + line);
 #pragma GCC unroll 2
-            for (int v = 0; v < kVectors; v++) codes[v] = read_codes(from + 4 * kLanes * v);
+            for (int v = 0; v < kVectors; v++) codes[v] = read_codes(from + kInputs * kLanes * v);
+            from += kStep;
 #pragma GCC unroll 16
             for (int m = 0; m < M; m++) {
-                int32_t four;
-                std::memcpy(&four, three[m / 3] + m % 3 * stride + 4 * s, 4);
+                int32_t inputs;
+                std::memcpy(&inputs, three[m / 3] + m % 3 * stride + kInputs * s, 4);
 #pragma GCC unroll 2
-                for (int v = 0; v < kVectors; v++) acc[m][v] = dot(acc[m][v], codes[v], four);
+                for (int v = 0; v < kVectors; v++) acc[m][v] = dot(acc[m][v], codes[v], inputs);
             }
+        };
+        int64_t s = 0;
+        for (; s + kStretch <= steps; s += kStretch) {
+            for (int64_t i = 0; i < fetch.lines; i++, fetch.at += kLine) __builtin_prefetch(fetch.at);
+#pragma GCC unroll 4
+            for (int i = 0; i < kStretch; i++) step(s + i);
         }
+        for (; s < steps; s++) step(s);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
 #pragma GCC unroll 2
@@ -214,8 +230,8 @@ void multiply(const uint8_t* w, const int8_t* x, int64_t stride, int64_t steps, 
     }
 }
 
-using Multiply = void (*)(const uint8_t*, const int8_t*, int64_t, int64_t, const float*, const int32_t*, int64_t, bool,
-                          float*);
+using Multiply = void (*)(const uint8_t*, const Code*, int64_t, int64_t, const float*, const int32_t*, int64_t, bool,
+                          Fetch, float*);
 template <int... M> constexpr Multiply multiply_by_height(int height, std::integer_sequence<int, M...>) {
     constexpr Multiply all_heights[] = {multiply<M + 1>...};
     return all_heights[height - 1];
@@ -231,17 +247,33 @@ inline void finish(const float* y, const float* scales, const T* bias, int act, 
     });
 }
 
+// Which of ``count`` tiles of rows that pass by one block of weights, one after the other.
+struct Turn {
+    int64_t index, count;
+};
+
+// The first tile reads the block from memory and the others find it in the cache. A tile alone fetches what is its
+// own in advance, by one group; several fetch the next block, each its share, so that memory is never waited for
+// while there is something to compute.
+inline Fetch fetched(const Weight& w, const uint8_t* group, int64_t steps, Turn turn) {
+    constexpr int64_t all = kStretch * kStep / kLine;
+    const int64_t each = (all + turn.count * kParts - 1) / (turn.count * kParts), done = turn.index * kParts * each;
+    const uint8_t* from = group + (turn.count == 1 ? steps : w.steps()) * kStep;
+    return {from + done * (steps / kStretch) * kLine, done < all ? each : 0};
+}
+
 // ``height`` rows from ``begin`` times one block.
 template <class T>
-void tile(const Weight& w, int64_t block, const Rows& x, int64_t begin, int height, const T* bias, int act, T* out) {
+void tile(const Weight& w, int64_t block, Turn turn, const Rows& x, int64_t begin, int height, const T* bias, int act,
+          T* out) {
     alignas(64) float y[kRows * kBlock];
     const Multiply product = multiply_by_height(height, std::make_integer_sequence<int, kRows>{});
-    const int64_t steps = w.steps(), groups = w.groups();
-    const uint8_t* codes = w.block(block);
+    const int64_t steps = w.steps(), groups = w.groups(), group = w.group / kInputs;
     for (int64_t g = 0; g < groups; g++) {
-        const int64_t from = g * w.group / 4, count = std::min(w.group / 4, steps - from), at = begin * groups + g;
-        product(codes + from * kStep, x.codes + begin * x.stride + 4 * from, x.stride, count, x.scales + at,
-                x.sums + at, groups, g == 0, y);
+        const int64_t from = g * group, count = std::min(group, steps - from), at = begin * groups + g;
+        const uint8_t* codes = w.block(block) + from * kStep;
+        product(codes, x.codes + begin * x.stride + kInputs * from, x.stride, count, x.scales + at, x.sums + at,
+                groups, g == 0, fetched(w, codes, count, turn), y);
     }
     const int64_t channel = block * kBlock, channels = std::min<int64_t>(kBlock, w.n - channel);
     for (int m = 0; m < height; m++)
@@ -253,12 +285,13 @@ void tile(const Weight& w, int64_t block, const Rows& x, int64_t begin, int heig
 // by kChunkBytes for all but the longest rows. Rows stand an odd number of cache lines apart, or the lines that are
 // read together would have one place in the cache.
 Rows scratch(const Weight& w, int64_t rows) {
-    static thread_local std::vector<int8_t> codes;
+    static thread_local std::vector<Code> codes;
     static thread_local std::vector<float> scales;
     static thread_local std::vector<int32_t> sums;
-    const int64_t stride = ((w.k + 63) / 64 | 1) * 64;
-    const size_t bytes = rows * stride, counts = rows * w.groups();
-    if (codes.size() < bytes) codes.resize(bytes);
+    constexpr int64_t line = kLine / sizeof(Code);
+    const int64_t stride = ((w.k + line - 1) / line | 1) * line;
+    const size_t all = rows * stride, counts = rows * w.groups();
+    if (codes.size() < all) codes.resize(all);
     if (scales.size() < counts) scales.resize(counts), sums.resize(counts);
     return {codes.data(), scales.data(), sums.data(), stride};
 }
@@ -282,10 +315,10 @@ void chunk(const Weight& w, const T* x, int64_t stride, int64_t rows, const T* b
         }
 #pragma omp for schedule(dynamic, at_once) nowait
         for (int64_t task = 0; task < blocks * shares; task++) {
-            const int64_t share = task % shares, last = (share + 1) * tiles / shares;
-            for (int64_t t = share * tiles / shares; t < last; t++) {
+            const int64_t share = task % shares, first = share * tiles / shares, last = (share + 1) * tiles / shares;
+            for (int64_t t = first; t < last; t++) {
                 const int64_t begin = t * rows / tiles, end = (t + 1) * rows / tiles;
-                tile(w, task / shares, to, begin, int(end - begin), bias, act, out);
+                tile(w, task / shares, {t - first, last - first}, to, begin, int(end - begin), bias, act, out);
             }
         }
     }
@@ -293,7 +326,7 @@ void chunk(const Weight& w, const T* x, int64_t stride, int64_t rows, const T* b
 
 template <class T>
 void linear(const Weight& w, const T* x, int64_t stride, int64_t rows, const T* bias, int act, T* out, int threads) {
-    const int64_t fit = std::max<int64_t>(8, kChunkBytes / w.k / kRows) * kRows;
+    const int64_t fit = std::max<int64_t>(8, kChunkBytes / int64_t(sizeof(Code)) / w.k / kRows) * kRows;
     if (rows * w.n * w.k < (1 << 17)) threads = 1;  // done before another thread wakes
     for (int64_t done = 0; done < rows; done += fit)
         chunk(w, x + done * stride, stride, std::min(fit, rows - done), bias, act, out + done * w.n, threads);
@@ -304,13 +337,14 @@ void pack(const Weight& w, const T* weight, int64_t stride, uint8_t* codes, floa
     const int64_t steps = w.steps();
 #pragma omp parallel for num_threads(threads)
     for (int64_t block = 0; block < w.blocks(); block++) {
-        std::vector<int8_t> row(4 * steps + kLanes);
+        std::vector<int8_t> row(kInputs * steps + kLanes);
         uint8_t* to = codes + block * steps * kStep;
         for (int64_t i = 0; i < kBlock; i++) {
             const int64_t channel = block * kBlock + i;
             std::fill(row.begin(), row.end(), int8_t(0));
             scales[channel] = channel < w.n ? quantise(weight + channel * stride, w.k, row.data()).scale : 0.0f;
-            for (int64_t j = 0; j < 4 * steps; j++) to[j / 4 * kStep + 4 * i + j % 4] = uint8_t(row[j] + kOffset);
+            for (int64_t j = 0; j < kInputs * steps; j++)
+                to[j / kInputs * kStep + kInputs * i + j % kInputs] = uint8_t(row[j] + kOffset);
         }
     }
 }
@@ -318,10 +352,11 @@ void pack(const Weight& w, const T* weight, int64_t stride, uint8_t* codes, floa
 template <class T> void rows(const Weight& w, const int64_t* ids, int64_t count, T* out, int threads) {
 #pragma omp parallel for num_threads(count > 8 ? threads : 1)
     for (int64_t i = 0; i < count; i++) {
-        const uint8_t* from = w.block(ids[i] / kBlock) + 4 * (ids[i] % kBlock);
+        const uint8_t* from = w.block(ids[i] / kBlock) + kInputs * (ids[i] % kBlock);
         const float scale = w.scales[ids[i]];
         for (int64_t j = 0; j < w.k; j++) {
-            const int code = kOffset ? from[j / 4 * kStep + j % 4] - kOffset : int8_t(from[j / 4 * kStep + j % 4]);
+            const uint8_t packed = from[j / kInputs * kStep + j % kInputs];
+            const int code = kOffset ? packed - kOffset : int8_t(packed);
             if constexpr (sizeof(T) == 4) out[i * w.k + j] = code * scale;
             else out[i * w.k + j] = narrow(code * scale);
         }

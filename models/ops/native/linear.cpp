@@ -29,7 +29,7 @@ constexpr int kPairs = 16;           // words in a row of a panel
 constexpr int kWidth = 2 * kPairs;   // outputs of a panel
 constexpr int kRun = 16;             // inputs of one row of x that lie together when x is laid out for the kernel
 constexpr int kDepth = 384;          // inputs between two visits to the sums; a multiple of kRun
-constexpr int kAhead = 64;           // rows of a panel to fetch in advance: a page of memory
+constexpr int kAhead = 64;           // rows of a panel to fetch in advance where one pass reads it: a page of memory
 constexpr int kGroup = 4;            // panels that a thread takes at a time when there are many rows
 constexpr int kOwnRows = 64;         // up to here each thread lays x out for itself instead of waiting for others
 constexpr long kAlone = 128 << 10;   // weights * (1 + rows / 16) up to which other threads cost more than they do
@@ -86,8 +86,14 @@ inline Pair widen_pairs(const uint32_t* w) {
     return {as<Floats>(words << 16), as<Floats>(words & 0xffff0000u)};
 }
 
+// What a pass over a slice of weights fetches from memory meanwhile: ``each`` rows for every kRun that it computes.
+struct Fetch {
+    const uint32_t* at;
+    int each;
+};
+
 // sums[R, 32] += x[R, depth] @ w[depth, 2 * kLanes], from nothing if ``first``. x lies in runs [depth / 16][R][16].
-template <int R> void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first) {
+template <int R> void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first, Fetch fetch) {
     Floats low[R], high[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -96,7 +102,6 @@ template <int R> void tile(const float* x, const uint32_t* w, float* sums, long 
     }
     const auto step = [&](const float* at) __attribute__((always_inline)) {
         const Pair pair = widen_pairs(w);
-        __builtin_prefetch(w + kAhead * kPairs);
         w += kPairs;
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -106,6 +111,7 @@ template <int R> void tile(const float* x, const uint32_t* w, float* sums, long 
         }
     };
     for (; depth >= kRun; depth -= kRun, x += R * kRun) {
+        for (int i = 0; i < fetch.each; ++i, fetch.at += kPairs) __builtin_prefetch(fetch.at);
 #pragma GCC unroll 4
         for (int k = 0; k < kRun; ++k) step(x + k);
     }
@@ -117,16 +123,33 @@ template <int R> void tile(const float* x, const uint32_t* w, float* sums, long 
     }
 }
 
-using Tile = void (*)(const float*, const uint32_t*, float*, long, bool);
+using Tile = void (*)(const float*, const uint32_t*, float*, long, bool, Fetch);
 
 template <int... R> constexpr std::array<Tile, sizeof...(R)> tiles(std::integer_sequence<int, R...>) {
     return {tile<R + 1>...};
 }
 constexpr auto kTiles = tiles(std::make_integer_sequence<int, kRows>());
 
-// The kernel over all 32 outputs of a panel, as many at a time as the vectors hold.
-inline void multiply(long rows, const float* x, const uint32_t* w, float* sums, long depth, bool first) {
-    for (int v = 0; v < kPairs; v += kLanes) kTiles[rows - 1](x, w + v, sums + v, depth, first);
+// A slice of a panel, read by the first of ``passes`` from memory and by the others from the cache; those fetch what
+// comes ``next``, each its share, so that memory is never waited for while there is something to compute.
+struct Slice {
+    const uint32_t *w, *next;
+    long depth, passes;
+    Fetch fetch(long pass) const {
+        if (passes == 1) return {w + kAhead * kPairs, kRun};
+        const int each = int((kRun + passes - 1) / passes);
+        return {next + pass * each * (depth / kRun) * kPairs, pass * each < kRun ? each : 0};
+    }
+};
+
+constexpr int kHalves = kPairs / kLanes;  // passes over the 32 outputs of a panel, as many as the vectors hold
+
+// Block ``b`` of the rows times a slice.
+inline void multiply(long rows, long b, const float* x, const Slice& s, float* sums, bool first) {
+    for (int h = 0; h < kHalves; ++h) {
+        const int v = h * kLanes;
+        kTiles[rows - 1](x, s.w + v, sums + v, s.depth, first, s.fetch(b * kHalves + h));
+    }
 }
 
 // ---- rows of x -------------------------------------------------------------------------------------------------
@@ -183,10 +206,13 @@ void multiply_panels(const Call& c, const Blocks& blocks, const float* x, float*
         for (long k = 0; k < c.inputs; k += kDepth) {
             const long depth = std::min<long>(kDepth, c.inputs - k);
             for (long p = begin; p < begin + group; ++p) {
+                const uint32_t* w = c.panel(p) + k * kPairs;
+                const uint32_t* next = group > 1 ? w + c.inputs * kPairs : w + depth * kPairs;
+                const Slice slice{w, next, depth, blocks.count * kHalves};
                 for (long b = 0; b < blocks.count; ++b) {
                     const long first = blocks.start(b), size = blocks.size(b);
                     float* at = sums + (p - begin) * tiles + first * kWidth;
-                    multiply(size, x + first * row + k * size, c.panel(p) + k * kPairs, at, depth, k == 0);
+                    multiply(size, b, x + first * row + k * size, slice, at, k == 0);
                     if (k + depth == c.inputs) finish(c, p, at, first, size);
                 }
             }
