@@ -26,7 +26,7 @@ namespace mmserve {
 namespace {
 
 constexpr int kPanel = 3 * kLanes;      // columns of a product: three vectors
-constexpr int kTile = 4 * kPanel;       // columns that share each block of keys
+constexpr int kTile = 192;              // columns that share each block of keys, whole panels of them
 constexpr int kKeys = 64;               // keys of a block
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 8;                // rows of a product: 24 sums, of 32 registers
@@ -37,23 +37,24 @@ constexpr int kCut = 512;               // tokens of a context that one thread a
 constexpr int64_t kSerial = 512 << 10;  // multiplications that one thread does before waking others would pay
 constexpr int kAhead = 16;              // tokens to fetch in advance
 constexpr float kNothing = -__builtin_inff();
+static_assert(kTile % kPanel == 0, "a tile is whole panels");
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// exp(x) for x <= 0, within 3 units in the last place (see common.h); 0 from where floats lose precision, -87.7.
-// Comparisons are such that a NaN stays one.
+// 2^x for x <= 0, within 4 units in the last place, and 1 for 0; 0 from where floats lose precision, -126.5. Scores
+// are scaled by log2(e), so that this is all that softmax needs. 2^n * 2^r, |r| <= 1/2: n is added to the exponent of
+// a polynomial for 2^r, whose largest error is 1.2e-7. Comparisons are such that a NaN stays one.
 inline Floats weight(Floats x) {
-    constexpr float low = -88.0f, shift = 12582912.0f;
+    constexpr float low = -127.0f, shift = 12582912.0f;  // 1.5 * 2^23: its last bit is worth 1
     const Floats inside = most_of(all(low), x);
-    const Floats shifted = inside * 1.44269504f + shift, n = shifted - shift;
-    const Floats r = inside - n * 0.693359375f + n * 2.12194440e-4f;
-    Floats p = r * (1.0f / 720) + (1.0f / 120);
-    p = p * r + (1.0f / 24);
-    p = p * r + (1.0f / 6);
-    p = p * r + 0.5f;
+    const Floats shifted = inside + shift;
+    const Floats r = inside - (shifted - shift);
+    Floats p = r * 0.001326472717f + 0.009671512642f;
+    p = p * r + 0.05550733743f;
+    p = p * r + 0.2402224209f;
+    p = p * r + 0.6931469776f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    return p * as<Floats>((as<Words>(shifted) - as<uint32_t>(shift) + 127) << 23);  // 2^-127 has the bits of 0
+    return as<Floats>(as<Words>(p) + (as<Words>(shifted) << 23));
 }
 
 }  // namespace
@@ -102,6 +103,9 @@ template <class T> inline T* at(const Heads& x, int64_t row, int64_t head) {
 template <class T> inline void fetch(const T* row, int64_t dim) {
     for (int64_t i = 0; i < dim; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + i);
 }
+
+// What queries are multiplied by, so that 2^score is a weight: log2(e) / sqrt(dim).
+inline float query_scale(int64_t dim) { return 1.44269504f / std::sqrt(float(dim)); }
 
 // The rows of tokens [first, first + count) of a context.
 void locate(const Job& job, const Context& context, int64_t first, int64_t count, int64_t* rows) {
@@ -179,7 +183,7 @@ void mix_group(const T* const* values, const float* weights, int64_t group, int6
     if (group == 1) mix_columns<1>(values, weights, count, dim, out);
 }
 
-// exp(scores - their maximum), in place; lanes beyond ``count`` become 0.
+// 2^(scores - their maximum), in place; lanes beyond ``count`` become 0.
 struct Softmax {
     float most, total;
 };
@@ -203,7 +207,7 @@ inline int64_t cut_size(int64_t dim) { return up(dim, kLanes) + 2; }
 
 template <class T> void scaled_queries(const Job& job, int64_t row, int64_t kv_head, float* q) {
     const int64_t group = job.heads / job.kv_heads, width = up(job.dim, kLanes);
-    const float scale = 1.0f / std::sqrt(float(job.dim));
+    const float scale = query_scale(job.dim);
     for (int64_t g = 0; g < group; ++g) {
         const T* from = at<T>(job.q, row, kv_head * group + g);
         along(job.dim, [&](int64_t i, int lanes) { store(q + g * width + i, part(from + i, lanes) * scale); });
@@ -248,7 +252,7 @@ template <class T> void merge(const float* cuts, int64_t count, int64_t stride, 
     }
     std::vector<float> share(count, 1.0f);
     for (int64_t c = 0; c < count; ++c) {
-        if (count > 1) share[c] = std::exp(cuts[c * stride + width] - most);
+        if (count > 1) share[c] = std::exp2(cuts[c * stride + width] - most);
         total += share[c] * cuts[c * stride + width + 1];
     }
     const float scale = 1.0f / total;
@@ -370,7 +374,7 @@ private:
     // Scaled, side by side: a panel is [dim, kPanel].
     void read_queries() {
         const int64_t width = up(dim_, kLanes);
-        const float scale = 1.0f / std::sqrt(float(dim_));
+        const float scale = query_scale(dim_);
         for (int64_t c = 0; c < columns_; c += kLanes) {
             float* panel = queries_ + c / kPanel * width * kPanel + c % kPanel;
             const int64_t count = std::min<int64_t>(kLanes, columns_ - c);
