@@ -87,8 +87,9 @@ def _whole_budget(frames: int, spec: ProcessorSpec, low: int | None, high: int |
     if spec.frames.cap:
         each = min(spec.frames.max_tokens * spec.factor**2, most // frames)
         most = max(each, int(spec.video.min_pixels * 1.05)) * frames
-    most = min(most, high * frames) if high else most
-    return PixelBudget(min(low * frames if low else spec.video.min_pixels, most), most)
+    counted = max(frames, spec.temporal_patch)  # as ``smart_resize_clip`` counts them
+    most = min(most, high * counted) if high else most
+    return PixelBudget(min(low * counted if low else spec.video.min_pixels, most), most)
 
 
 def _frame_budget(frames: int, spec: ProcessorSpec, low: int | None, high: int | None) -> PixelBudget:

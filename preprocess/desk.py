@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
 from mmserve.core.errors import DeadlineExceeded, MediaTimeout, MMServeError, Overloaded
@@ -72,13 +73,15 @@ class PrepareDesk:
 
     async def pixels(self, chat: ChatInput) -> dict[bytes, Pixels]:
         """The pixels of all items of ``chat`` by digest, decoded again where they were not kept."""
-        media = await self._look_at_all(chat, whole=True)
-        return {
-            digest: pixels
-            for medium in media
-            for digest, pixels in zip(medium.digests, medium.pixels, strict=True)
-            if pixels is not None
-        }
+        return _by_digest(await self._look_at_all(chat, whole=True))
+
+    async def glance(self, data: bytes, request: object) -> np.ndarray:
+        """The luma thumbnail of an encoded picture, uint8 [h, w]. MediaError where it cannot be read."""
+        return await self.workers.glance(data, request=request)
+
+    async def pixels_of(self, parts: Iterable[MediaPart]) -> dict[bytes, Pixels]:
+        """As ``pixels``, of the items of these ``parts``."""
+        return _by_digest(await _together(self._look(part, whole=True) for part in parts))
 
     def encoded(self, digests: Iterable[bytes]) -> None:
         """The encoder has had these items: nobody needs their pixels for now."""
@@ -149,6 +152,15 @@ class PrepareDesk:
             self._look(part, whole=whole, request=chat.request_id, deadline=chat.deadline)
             for part in media_parts(chat, self.max_items)
         )
+
+
+def _by_digest(media: Iterable[Medium]) -> dict[bytes, Pixels]:
+    return {
+        digest: pixels
+        for medium in media
+        for digest, pixels in zip(medium.digests, medium.pixels, strict=True)
+        if pixels is not None
+    }
 
 
 async def _together(jobs: Iterable[Coroutine[Any, Any, Medium]]) -> Sequence[Medium]:

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import MediaError
 from mmserve.core.messages import ImagePart, Seen, VideoPart
 from mmserve.preprocess.budget import check_pixel_limits, image_size
 from mmserve.preprocess.image import Picture, background_color, decode_image, from_pixels
+from mmserve.preprocess.luma import luma_of_file
 from mmserve.preprocess.media import MediaPart, Medium, item_digest, naming
 from mmserve.preprocess.resize import resize_into
 from mmserve.preprocess.spec import ProcessorSpec
@@ -29,6 +32,10 @@ class Eye:
             check_pixel_limits(part.min_pixels, part.max_pixels)
             medium = self._look(part, work)
         return replace(medium, stages=work.stages.seconds)
+
+    def glance(self, data: bytes) -> np.ndarray:
+        """The luma thumbnail of an encoded picture, uint8 [h, w] (see ``luma_of_file``)."""
+        return luma_of_file(data, self.media)
 
     def _look(self, part: MediaPart, work: Work) -> Medium:
         if isinstance(part, VideoPart):

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from mmserve.core.config import MediaOptions
 from mmserve.core.messages import ChatInput
 from mmserve.preprocess.eye import Eye
@@ -39,6 +41,10 @@ class Processor:
     def see(self, part: MediaPart, work: Work | None = None) -> Medium:
         """As ``Eye.see``."""
         return self.eye.see(part, work)
+
+    def glance(self, data: bytes) -> np.ndarray:
+        """As ``Eye.glance``."""
+        return self.eye.glance(data)
 
     def assemble(self, chat: ChatInput, media: Sequence[Medium]) -> Prepared:
         """Template, tokens, layout and positions; ``media`` are the seen parts of ``chat``, in order."""

@@ -66,26 +66,25 @@ def to_prepared(chat: ChatInput, media: Sequence[Medium], prompt: Prompt) -> Pre
         radix_keys=prompt.radix_keys,
         positions=prompt.positions,
         position_delta=prompt.position_delta,
-        items=_items(media, prompt.spans),
+        items=items_of(media, prompt.spans),
         sampling=chat.sampling,
         stop=chat.stop,
         owner=chat.owner,
         priority=chat.priority,
         deadline=chat.deadline,
         cache_salt=chat.cache_salt,
-        thinking=_thinking(prompt, chat.sampling),
+        thinking=thinking_of(prompt.thinking, prompt.start, chat.sampling),
         bad_words=prompt.bad_words,
     )
     return Prepared(request, tuple(m.seen for m in media), prompt.stages, prompt.start)
 
 
-def _thinking(prompt: Prompt, sampling: SamplingParams) -> Thinking | None:
+def thinking_of(thinking: Thinking | None, start: Start, sampling: SamplingParams) -> Thinking | None:
     """How this request's thoughts are told; InvalidRequest if they have a budget that cannot be kept."""
-    thinking = prompt.thinking
     if thinking is not None:
         ends = (*thinking.ends, *sampling.stop_token_ids)
         return replace(thinking, ends=ends, budget=sampling.thinking_budget)
-    if sampling.thinking_budget is not None and prompt.start is not Start.OUTSIDE:
+    if sampling.thinking_budget is not None and start is not Start.OUTSIDE:
         raise InvalidRequest(
             "this model's tokenizer has no token for the end of thoughts, so they can have no budget",
             param="thinking_token_budget",
@@ -93,7 +92,8 @@ def _thinking(prompt: Prompt, sampling: SamplingParams) -> Thinking | None:
     return None
 
 
-def _items(media: Sequence[Medium], spans: Spans) -> tuple[VisionItem, ...]:
+def items_of(media: Sequence[Medium], spans: Spans) -> tuple[VisionItem, ...]:
+    """The items of all ``media``, each at its place in the prompt, in the order of their places."""
     items = [
         VisionItem(
             digest=medium.digests[i],

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mmserve.core.messages import ChatInput
 from mmserve.preprocess.media import MediaPart, Medium
 from mmserve.preprocess.processor import Processor
@@ -46,6 +48,10 @@ class ThreadWorkers:
     ) -> Medium:
         with self._seat(request or object()):
             return await self._run(self.processor.see, part)
+
+    async def glance(self, data: bytes, *, request: object) -> np.ndarray:
+        with self._seat(request):
+            return await self._run(self.processor.glance, data)
 
     async def assemble(self, chat: ChatInput, media: Sequence[Medium]) -> Prepared:
         with self._seat(chat.request_id):

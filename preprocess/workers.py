@@ -4,6 +4,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from mmserve.core.arena import Arena
 from mmserve.core.config import Config
 from mmserve.core.messages import ChatInput
@@ -43,6 +45,10 @@ class Workers(Protocol):
         ``deadline`` is in seconds of ``time.monotonic``. MediaError names the part that cannot be seen;
         Overloaded when too much waits already.
         """
+
+    async def glance(self, data: bytes, *, request: object) -> np.ndarray:
+        """The luma thumbnail of an encoded picture, uint8 [h, w] (see ``luma_of_file``); ``request`` shares
+        one turn, as in ``see``. MediaError if it cannot be read; Overloaded when too much waits already."""
 
     async def assemble(self, chat: ChatInput, media: Sequence[Medium]) -> Prepared:
         """The engine's request from ``chat`` and its seen parts, in their order."""

@@ -27,8 +27,8 @@ class Writer:
     def __init__(self, spec: ProcessorSpec) -> None:
         self.spec = spec
         self.text = TextTokenizer(spec)
-        self._template = ChatTemplate(spec.chat_template, spec.special_tokens) if spec.chat_template else None
-        self._thinks = OPEN in (spec.chat_template or "")
+        self.template = ChatTemplate(spec.chat_template, spec.special_tokens) if spec.chat_template else None
+        self.thinks = OPEN in (spec.chat_template or "")
         self._thinking = _thinking(self.text, spec)
 
     def lay_out(self, chat: ChatInput, media: Sequence[Medium]) -> Prompt:
@@ -49,7 +49,7 @@ class Writer:
             spans=layout.spans,
             stages=stages.seconds,
             start=start,
-            thinking=self._told(start),
+            thinking=self.told(start),
             bad_words=spelled(chat.sampling.bad_words, self.text),
         )
 
@@ -64,20 +64,21 @@ class Writer:
         if chat.prompt is not None:
             with stages.timing("tokenise"):
                 return self.text.encode(chat.prompt), Start.OUTSIDE
-        if self._template is None:
+        if self.template is None:
             raise InvalidRequest("this model has no chat template; use a raw prompt", param="messages")
         marker = Marker(self.text.reserved)
         with stages.timing("template"):
-            text = self._template.render(
+            text = self.template.render(
                 chat.messages,
                 marker,
                 add_generation_prompt=chat.add_generation_prompt,
                 kwargs=chat.template_kwargs,
             )
         with stages.timing("tokenise"):
-            return self.text.encode_marked(text, marker), Start.of(text[-TAIL:], self._thinks)
+            return self.text.encode_marked(text, marker), Start.of(text[-TAIL:], self.thinks)
 
-    def _told(self, start: Start) -> Thinking | None:
+    def told(self, start: Start) -> Thinking | None:
+        """How the thoughts of an answer that begins so are told; None where there will be none."""
         if start is Start.OUTSIDE or self._thinking is None:
             return None
         return replace(self._thinking, inside=start is Start.INSIDE)

@@ -10,9 +10,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar, get_args
 
+import numpy as np
+
 from mmserve.core.arena import Arena, Block
 from mmserve.core.errors import InvalidRequest, MediaError, MMServeError, Overloaded
-from mmserve.core.messages import ChatInput
+from mmserve.core.messages import ChatInput, ImagePart
 from mmserve.preprocess.media import MediaPart, Medium, without_pixels
 from mmserve.preprocess.pool.bulk import luggage, unloaded
 from mmserve.preprocess.pool.memory import NoRoom, PixelMemory
@@ -21,6 +23,8 @@ from mmserve.preprocess.pool.messages import (
     Failed,
     FromWorker,
     GaveUp,
+    Glance,
+    Glanced,
     Granted,
     LaidOut,
     LayOut,
@@ -51,6 +55,7 @@ class Job(ABC, Generic[T]):
 
     what = "it"
     param: str | None = None
+    wear = 1.0  # what it counts towards the most jobs of one process
 
     def __init__(self, request: object, seconds: float, deadline: float | None) -> None:
         self.number = next(_numbers)
@@ -164,12 +169,9 @@ class Job(ABC, Generic[T]):
                 raise WorkerGone
 
 
-class SeeJob(Job[Medium]):
-    """Decode and resize one part.
-
-    Owned by the job while it runs: ``_input``, the block of encoded bytes, and ``_pixels``, the block that
-    was granted. Arrays of the result hold references of their own, so both are given back in ``release``.
-    """
+class MediaJob(Job[T]):
+    """About one part, whose encoded bytes the worker finds in ``_input``, a block that the job owns while it
+    runs."""
 
     what = "the picture or clip"
 
@@ -183,24 +185,64 @@ class SeeJob(Job[Medium]):
         self.luggage = luggage(part)
         self.needs = self.luggage.nbytes  # grows when more becomes known
         self._input: Block | None = None
-        self._pixels: Block | None = None
-        self._no_room = False
 
     @property
     def _arena(self) -> Arena:
         return self.memory.arena
 
-    async def run(self, worker: WorkerProcess) -> Medium | None:
+    async def _loaded(self) -> Block | None:
+        """The block with the encoded bytes in it; None where there is nobody to go on for."""
         try:
-            self._input = self.memory.take(self.request, self.luggage.nbytes)
+            block = self._input = self.memory.take(self.request, self.luggage.nbytes)
         except MMServeError as error:
             self._refused(error)
             return None
-        await self._fill(self._input)
-        if self.left:
+        await self._fill(block)
+        return None if self.left else block
+
+    def release(self) -> None:
+        super().release()
+        if self._input is not None:
+            self._arena.release(self._input)
+        self._input = None
+
+    def forget(self) -> None:
+        self.memory.forget(self.request)
+
+    async def _fill(self, block: Block) -> None:
+        """Copy the luggage into its block, piece by piece, so that other workers are not kept waiting."""
+        at = 0
+        for _, data, _ in self.luggage.entries:
+            for start in range(0, len(data), COPY_BYTES):
+                piece = memoryview(data)[start : start + COPY_BYTES]
+                self._arena.write(block, piece, at)
+                at += len(piece)
+                if len(piece) == COPY_BYTES:
+                    await asyncio.sleep(0)
+
+    def _refused(self, error: MMServeError) -> None:
+        self.fail(error, "refused" if isinstance(error, Overloaded) else "failed")
+
+    def _at_fault(self, said: str, code: str) -> MMServeError:
+        return MediaError(said, code=code)
+
+
+class SeeJob(MediaJob[Medium]):
+    """Decode and resize one part.
+
+    Owned by the job while it runs, too: ``_pixels``, the block that was granted. Arrays of the result hold
+    references of their own, so it is given back in ``release``.
+    """
+
+    _pixels: Block | None = None
+    _no_room = False
+
+    async def run(self, worker: WorkerProcess) -> Medium | None:
+        block = await self._loaded()
+        if block is None:
             return None
         self.asked = True
-        worker.send(See(self.number, self.part, self.luggage.places(self._input.offset)))
+        worker.send(See(self.number, self.part, self.luggage.places(block.offset)))
         while True:
             match await worker.receive():
                 case Need(nbytes=nbytes):
@@ -216,24 +258,9 @@ class SeeJob(Job[Medium]):
 
     def release(self) -> None:
         super().release()
-        for block in (self._input, self._pixels):
-            if block is not None:
-                self._arena.release(block)
-        self._input = self._pixels = None
-
-    def forget(self) -> None:
-        self.memory.forget(self.request)
-
-    async def _fill(self, block: Block) -> None:
-        """Copy the luggage into its block, piece by piece, so that other workers are not kept waiting."""
-        at = 0
-        for _, data, _ in self.luggage.entries:
-            for start in range(0, len(data), COPY_BYTES):
-                piece = memoryview(data)[start : start + COPY_BYTES]
-                self._arena.write(block, piece, at)
-                at += len(piece)
-                if len(piece) == COPY_BYTES:
-                    await asyncio.sleep(0)
+        if self._pixels is not None:
+            self._arena.release(self._pixels)
+        self._pixels = None
 
     def _answer(self, nbytes: int) -> Granted | Denied:
         assert self._input is not None
@@ -250,9 +277,6 @@ class SeeJob(Job[Medium]):
             return Granted(self._pixels.offset)
         return Denied()
 
-    def _refused(self, error: MMServeError) -> None:
-        self.fail(error, "refused" if isinstance(error, Overloaded) else "failed")
-
     def _medium(self, seen: Seen) -> Medium:
         """The result over the arena's own memory. ValueError if the worker tells of other places."""
         if self._pixels is None:
@@ -265,8 +289,30 @@ class SeeJob(Job[Medium]):
         stages = {"queue": self.begun - self.submitted, **seen.medium.stages}
         return replace(seen.medium, pixels=pixels, stages=stages)
 
-    def _at_fault(self, said: str, code: str) -> MMServeError:
-        return MediaError(said, code=code)
+
+class GlanceJob(MediaJob[np.ndarray]):
+    """The luma thumbnail of one encoded picture: a small job, of which a camera brings many."""
+
+    what = "the frame"
+    wear = 0.02
+
+    def __init__(self, data: bytes, memory: PixelMemory, request: object, seconds: float) -> None:
+        super().__init__(ImagePart(data=data), memory, request, seconds, None)
+
+    async def run(self, worker: WorkerProcess) -> np.ndarray | None:
+        block = await self._loaded()
+        if block is None:
+            return None
+        self.asked = True
+        (bulk,) = self.luggage.places(block.offset)
+        worker.send(Glance(self.number, bulk))
+        match await worker.receive():
+            case Glanced() as done:
+                self.memory_bytes = done.memory_bytes
+                return done.luma
+            case message:
+                self._finish(message)
+                return None
 
 
 class LayOutJob(Job[Prompt]):

@@ -24,7 +24,7 @@ T = TypeVar("T")
 START_S = 120.0  # for a process to start and say so, on a busy machine
 TRIES = 3  # workers in a row that may fail to start before callers are told
 LONGEST_PAUSE_S = 10.0  # between two tries
-MOST_JOBS = 10_000  # of one process; what leaks in a decoder, leaks away with it
+MOST_JOBS = 10_000  # of one process (see ``Job.wear``); what leaks in a decoder, leaks away with it
 MOST_HELD = 0.5  # of its memory ceiling, between two jobs
 CLOSED = "the preprocessing workers were closed"
 
@@ -151,17 +151,20 @@ class Keeper:
 
     async def _serve(self, crew: Crew, worker: WorkerProcess) -> None:
         """Job after job, until the worker is lost or has grown old. Nothing of a job outlives it here."""
-        for _ in range(MOST_JOBS):
-            if not await self._serve_next(crew, worker):
+        worn = 0.0
+        while worn < MOST_JOBS:
+            wear = await self._serve_next(crew, worker)
+            if wear is None:
                 return
+            worn += wear
 
-    async def _serve_next(self, crew: Crew, worker: WorkerProcess) -> bool:
-        """One job; whether the worker is good for another."""
+    async def _serve_next(self, crew: Crew, worker: WorkerProcess) -> float | None:
+        """One job; its wear, or None where the worker is not good for another."""
         job = await self._next(crew, worker)
         if job is None:
-            return False
+            return None
         await self._do(crew, worker, job)
-        return job.memory_bytes <= self._most_held
+        return job.wear if job.memory_bytes <= self._most_held else None
 
     async def _next(self, crew: Crew, worker: WorkerProcess) -> AnyJob | None:
         """The next job in turn; None when the worker has ended."""

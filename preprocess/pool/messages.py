@@ -8,15 +8,17 @@
       Granted or Denied ──────────────────────────▶
       ◀─────────────────────────── Seen, Failed or GaveUp     ends the job
 
-Instead of ``See``, ``LayOut`` asks for a prompt and ``LaidOut`` answers. ``Cancel`` may come at any
-moment and may be late. A worker has one job at a time, so its answers need no number. Encoded files and
-pixels stand in the arena and are told by their place; nothing here is larger than a prompt's text and
-token ids. Everything is decoded into the types below, so nothing that a worker says is executed.
+Instead of ``See``, ``LayOut`` asks for a prompt and ``LaidOut`` answers, or ``Glance`` for a thumbnail and
+``Glanced`` answers. ``Cancel`` may come at any moment and may be late. A worker has one job at a time, so its
+answers need no number. Encoded files and pixels stand in the arena and are told by their place; nothing here
+is larger than a prompt's text and token ids. Everything is decoded into the types below, so nothing that a
+worker says is executed.
 """
 
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from mmserve.core.config import MediaOptions
@@ -70,6 +72,13 @@ class See(Struct, tag=True, frozen=True):
     bulk: tuple[Bulk, ...]
 
 
+class Glance(Struct, tag=True, frozen=True):
+    """Make the luma thumbnail of the encoded picture that stands at ``bulk`` in the arena."""
+
+    job: int
+    bulk: Bulk
+
+
 class LayOut(Struct, tag=True, frozen=True):
     """Lay out the prompt of ``chat``; ``media`` without their pixels."""
 
@@ -92,7 +101,7 @@ class Cancel(Struct, tag=True, frozen=True):
     job: int
 
 
-ToWorker = Hello | See | LayOut | Granted | Denied | Cancel
+ToWorker = Hello | See | Glance | LayOut | Granted | Denied | Cancel
 
 # ---------------------------------------------------------------- from a worker
 
@@ -112,6 +121,13 @@ class Seen(Struct, tag=True, frozen=True):
 
     medium: Medium
     slots: tuple[Slot, ...]
+    memory_bytes: int
+
+
+class Glanced(Struct, tag=True, frozen=True):
+    """``luma`` is uint8 [h, w]."""
+
+    luma: np.ndarray
     memory_bytes: int
 
 
@@ -135,7 +151,7 @@ class GaveUp(Struct, tag=True, frozen=True):
     memory_bytes: int
 
 
-FromWorker = Ready | Need | Seen | LaidOut | Failed | GaveUp
+FromWorker = Ready | Need | Seen | Glanced | LaidOut | Failed | GaveUp
 
 # ---------------------------------------------------------------- bytes
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from mmserve.core.arena import Arena
 from mmserve.core.config import MediaOptions
 from mmserve.core.messages import ChatInput
 from mmserve.preprocess.image import background_color
 from mmserve.preprocess.media import MediaPart, Medium
-from mmserve.preprocess.pool.jobs import OUTCOMES, LayOutJob, SeeJob
+from mmserve.preprocess.pool.jobs import OUTCOMES, GlanceJob, LayOutJob, SeeJob
 from mmserve.preprocess.pool.keeper import Crew, Keeper
 from mmserve.preprocess.pool.memory import PixelMemory
 from mmserve.preprocess.pool.messages import Hello, to_bytes
@@ -56,6 +58,10 @@ class WorkerPool:
         self, part: MediaPart, *, request: str | None = None, deadline: float | None = None
     ) -> Medium:
         job = SeeJob(part, self._memory, request or object(), self._seconds, deadline)
+        return await asyncio.wrap_future(self._keeper.submit(self._eyes, job))
+
+    async def glance(self, data: bytes, *, request: object) -> np.ndarray:
+        job = GlanceJob(data, self._memory, request, self._seconds)
         return await asyncio.wrap_future(self._keeper.submit(self._eyes, job))
 
     async def assemble(self, chat: ChatInput, media: Sequence[Medium]) -> Prepared:

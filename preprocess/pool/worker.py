@@ -24,11 +24,14 @@ from mmserve.preprocess.media import Medium, without_pixels
 from mmserve.preprocess.pool.bulk import loaded
 from mmserve.preprocess.pool.messages import (
     PREFIX_BYTES,
+    Bulk,
     Cancel,
     Denied,
     Failed,
     FromWorker,
     GaveUp,
+    Glance,
+    Glanced,
     Granted,
     Hello,
     LaidOut,
@@ -106,8 +109,9 @@ class Worker:
 
     def _too_much(self, job: ToWorker) -> MMServeError:
         said = f"it takes more memory than a worker may use ({self.limit_mib} MiB, worker_memory_mib)"
-        if isinstance(job, See):
-            return MediaError(said, param=job.part.param, code="too_much_memory")
+        if isinstance(job, See | Glance):
+            param = job.part.param if isinstance(job, See) else None
+            return MediaError(said, param=param, code="too_much_memory")
         return InvalidRequest(said, param="messages", code="too_much_memory")
 
     def _eye(self, hello: Hello) -> Callable[[ToWorker], FromWorker]:
@@ -115,13 +119,18 @@ class Worker:
 
         eye = Eye(hello.spec, hello.media)
 
-        def see(job: ToWorker) -> Seen:
+        def see(job: ToWorker) -> Seen | Glanced:
+            if isinstance(job, Glance):
+                return Glanced(eye.glance(self._file(job.bulk)), memory_held())
             assert isinstance(job, See)
             canvas = Canvas(self, job.job)
             medium = eye.see(loaded(job.part, job.bulk, self.window), Work(canvas.allocate, canvas.check))
             return Seen(without_pixels(medium), canvas.slots(medium), memory_held())
 
         return see
+
+    def _file(self, bulk: Bulk) -> bytes:
+        return bytes(self.window.memory(bulk.offset, bulk.nbytes))
 
     def _writer(self, hello: Hello) -> Callable[[ToWorker], FromWorker]:
         from mmserve.preprocess.writer import Writer

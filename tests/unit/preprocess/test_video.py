@@ -540,3 +540,9 @@ def test_frames_asked_for_by_number_are_all_there_at_a_variable_rate(spec):
     asked = {"fps": None, "num_frames": 4, "most": 768}
     assert choose_frames(times, 0.6, spec, **asked) == [0, 1, 2, 3]
     assert len(choose_frames(times, 0.6, spec, **asked | {"num_frames": 3})) <= 3
+
+
+def test_the_limits_of_a_request_are_of_one_frame_of_a_clip_of_one_too(spec, options):
+    for count in (1, 2, 4):
+        part = VideoPart(frames=np.zeros((count, 256, 256, 3), np.uint8), max_pixels=128 * 128)
+        assert read_video(part, spec, options).seen.size == (128, 128)

@@ -380,3 +380,26 @@ async def test_workers_that_cannot_start_are_an_error_and_no_endless_loop(spec, 
     await until(lambda: pool.ready)
     assert (await pool.see(picture(1))).kind == "image"
     await pool.close()
+
+
+async def test_a_glance_is_what_one_thread_sees(pool, processor):
+    data = picture_file(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8), "JPEG")
+    luma = await pool.glance(data, request="camera")
+    assert luma.tolist() == processor.glance(data).tolist()
+
+
+async def test_a_glance_at_junk_costs_nobody_else_anything(pool, processor):
+    data = picture_file(np.zeros((90, 120, 3), np.uint8))
+    glances = [pool.glance(b"junk" if i % 2 else data, request=f"camera {i % 3}") for i in range(12)]
+    found = await asyncio.gather(*glances, return_exceptions=True)
+    assert all(isinstance(luma, MediaError) for luma in found[1::2])
+    assert all(luma.shape == (48, 64) for luma in found[::2])
+
+
+async def test_glances_wear_a_worker_out_more_slowly(single, monkeypatch):
+    monkeypatch.setattr(keeping, "MOST_JOBS", 2)
+    recycled = single.stats()["workers_recycled"]
+    data = picture_file(np.zeros((9, 12, 3), np.uint8))
+    for _ in range(40):
+        await single.glance(data, request="camera")
+    assert single.stats()["workers_recycled"] <= recycled + 1, "one that had done other jobs before"
