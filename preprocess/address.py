@@ -50,13 +50,17 @@ class AddressRule:
         """
         _check_form(url)
         host, port = url.raw_host.decode("ascii"), url.port or default_port(url)
+        return await self.numbers(host, port), port
+
+    async def numbers(self, host: str, port: int) -> tuple[str, ...]:
+        """The numeric addresses of ``host``, looked up once; MediaError as for ``resolve``."""
         self._check_domain(host)
         numbers = await _look_up(host, port)
         if not self.allow_private and not all(is_public(ipaddress.ip_address(n)) for n in numbers):
             raise MediaError(
                 "the URL leads to an address that is not public; these are not fetched", code=FORBIDDEN
             )
-        return numbers, port
+        return numbers
 
     def _check_domain(self, host: str) -> None:
         name = host.lower().removesuffix(".")

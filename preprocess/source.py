@@ -86,22 +86,30 @@ class Fetcher:
 
 
 def _read_file_url(ref: str, media: MediaOptions, limit: int) -> bytes:
-    """A file under the media root; the refusal is the same whether the file is elsewhere or nowhere."""
-    refusal = MediaError(
-        "file URLs may only name readable files under the server's media root", code=FORBIDDEN
-    )
-    parts = urlsplit(ref)
-    if media.media_root is None or parts.netloc.lower() not in ("", "localhost"):
-        raise refusal
     try:
-        root = Path(media.media_root).resolve(strict=True)
-        path = Path(unquote(parts.path)).resolve(strict=True)
-        if not path.is_relative_to(root) or not path.is_file():
-            raise refusal
-        with path.open("rb") as file:
+        with find_file(ref, media).open("rb") as file:
             data = file.read(limit + 1)
-    except (OSError, ValueError, RuntimeError):
-        raise refusal from None
+    except OSError:
+        raise _no_file() from None
     if len(data) > limit:
         raise too_large(limit)
     return data
+
+
+def find_file(ref: str, media: MediaOptions) -> Path:
+    """A file under the media root; the refusal is the same whether the file is elsewhere or nowhere."""
+    parts = urlsplit(ref)
+    if media.media_root is None or parts.netloc.lower() not in ("", "localhost"):
+        raise _no_file()
+    try:
+        root = Path(media.media_root).resolve(strict=True)
+        path = Path(unquote(parts.path)).resolve(strict=True)
+        if path.is_relative_to(root) and path.is_file():
+            return path
+    except (OSError, ValueError, RuntimeError):
+        pass
+    raise _no_file()
+
+
+def _no_file() -> MediaError:
+    return MediaError("file URLs may only name readable files under the server's media root", code=FORBIDDEN)

@@ -78,36 +78,55 @@ class Web:
         finally:
             self._places.release()
 
+    @asynccontextmanager
+    async def stream(self, url: str, auth: httpx.Auth | None = None) -> AsyncIterator[httpx.Response]:
+        """The answer to a URL while it comes, for what has no end, under the same guard; its status is the
+        caller's to look at. ``auth`` is shown to the URL's own server, and to none that it redirects to.
+
+        MediaError, and what httpx raises.
+        """
+        if not self.options.fetch_urls:
+            raise MediaError("fetching URLs is switched off", code=FORBIDDEN)
+        async with self._followed(httpx.URL(url), auth) as answer:
+            yield answer
+
     async def _follow(self, url: httpx.URL, limit: int) -> bytes:
-        """Fetch, following redirects by hand: every hop is checked before anything is sent to it."""
+        async with self._followed(url) as answer:
+            return await _body(answer, limit)
+
+    @asynccontextmanager
+    async def _followed(
+        self, url: httpx.URL, auth: httpx.Auth | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """Follow redirects by hand: every hop is checked before anything is sent to it."""
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._asked(url) as answer:
+            async with self._asked(url, auth) as answer:
                 if answer.status_code not in REDIRECTS:
-                    return await _body(answer, limit)
-                url = url.join(answer.headers.get("location", ""))
+                    yield answer
+                    return
+                url, auth = url.join(answer.headers.get("location", "")), None
         raise MediaError(f"the URL redirects more than {MAX_REDIRECTS} times", code=UNREACHABLE)
 
     @asynccontextmanager
-    async def _asked(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
+    async def _asked(self, url: httpx.URL, auth: httpx.Auth | None) -> AsyncIterator[httpx.Response]:
         addresses, port = await self.rule.resolve(url)
         *others, last = addresses[:MAX_ADDRESSES]
         for address in others:
             try:
-                answer = await self._send(url, address, port)
+                answer = await self._send(url, address, port, auth)
                 break
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 continue  # the next number of this host may answer
         else:
-            answer = await self._send(url, last, port)
+            answer = await self._send(url, last, port, auth)
         try:
             yield answer
         finally:
             await answer.aclose()
 
-    async def _send(self, url: httpx.URL, address: str, port: int) -> httpx.Response:
-        return await self._client.send(
-            self._client.build_request("GET", **_pinned(url, address, port)), stream=True
-        )
+    async def _send(self, url: httpx.URL, address: str, port: int, auth: httpx.Auth | None) -> httpx.Response:
+        request = self._client.build_request("GET", **_pinned(url, address, port))
+        return await self._client.send(request, auth=auth, stream=True)
 
 
 def _pinned(url: httpx.URL, address: str, port: int) -> dict[str, Any]:
