@@ -69,15 +69,17 @@ class Child:
         *fds: int,
         patience: Patience,
         env: Mapping[str, str] | None = None,
+        module: str | None = None,
     ) -> "Child":
-        """Run this package's module ``name``. It is given the descriptors of a socket to here and of ``fds``,
-        this process's id, and the ``folder`` of the sockets, which it removes when this process ends."""
+        """Run ``module``, or this package's ``name``. It is given the descriptors of a socket to here and of
+        ``fds``, this process's id, and the ``folder`` of the sockets, which it removes at this process's end;
+        there is none if that is empty."""
         ours, theirs = socket.socketpair()
         with theirs:
             passed = (theirs.fileno(), *fds)
             process = await asyncio.create_subprocess_exec(
                 # -P: the folder that the server was started in is no place to import from.
-                *(sys.executable, "-P", "-m", f"mmserve.processes.{name}"),
+                *(sys.executable, "-P", "-m", module or f"mmserve.processes.{name}"),
                 *map(str, (*passed, os.getpid(), folder)),
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,

@@ -27,7 +27,11 @@ class Parent:
 
     def hello(self) -> Hello:
         """What the parent says first; from now on its end is this process's end."""
-        hello = to_hello(self._exactly(int.from_bytes(self._exactly(PREFIX_BYTES), "little")))
+        return to_hello(self.first())
+
+    def first(self) -> bytes:
+        """The same, for whoever reads a hello of another kind."""
+        hello = self._exactly(int.from_bytes(self._exactly(PREFIX_BYTES), "little"))
         threading.Thread(target=self._exactly, args=(1,), name="parent", daemon=True).start()
         return hello
 
@@ -50,7 +54,8 @@ class Parent:
         while len(data) < count:
             part = self._part(count - len(data))
             if not part:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                if self._folder:
+                    shutil.rmtree(self._folder, ignore_errors=True)
                 os._exit(0)
             data += part
         return bytes(data)
