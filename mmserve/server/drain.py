@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mmserve.server.errors import Stopping
@@ -18,6 +18,7 @@ class Drain:
     def __init__(self) -> None:
         self.begun = False
         self._inside: set[asyncio.Task[None]] = set()
+        self._told: set[Callable[[], None]] = set()
 
     def check(self) -> None:
         """Stopping for who comes too late."""
@@ -35,9 +36,20 @@ class Drain:
         finally:
             self._inside.discard(task)
 
+    @contextmanager
+    def telling(self, leave: Callable[[], None]) -> Iterator[None]:
+        """Inside the block ``leave`` is called when the end begins: for who would stay as long as it may."""
+        self._told.add(leave)
+        try:
+            yield
+        finally:
+            self._told.discard(leave)
+
     async def run(self, seconds: float) -> None:
         """Return when nobody is inside any more; who still is after ``seconds`` is cut off."""
         self.begun = True
+        for leave in list(self._told):
+            leave()
         there = set(self._inside)
         if there:
             log.info("stopping: %d requests have %g s to finish", len(there), seconds)

@@ -44,7 +44,12 @@ def _piece(parser: AnswerParser, output: TextOutput, single: bool) -> Piece:
     if output.finish_reason:
         events += parser.finish()
     if single and parser.calls:
-        end = next(i for i, event in enumerate(events) if isinstance(event, CallEnd))
         timings = output.timings and output.timings.ended()
-        return Piece(joined(events[: end + 1]), replace(output, finish_reason="stop", timings=timings))
+        ended = replace(output, finish_reason="stop", timings=timings)
+        return Piece(joined(up_to_first_call(events)), ended)
     return Piece(joined(events), output)
+
+
+def up_to_first_call(events: list[Event]) -> list[Event]:
+    """``events`` up to the end of the first whole call, which is among them."""
+    return events[: next(i for i, event in enumerate(events) if isinstance(event, CallEnd)) + 1]

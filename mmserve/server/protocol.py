@@ -258,7 +258,7 @@ async def read_json(request: Request, kind: type[Body]) -> Body:
     return decode(await request.body(), kind)
 
 
-def decode(body: bytes, kind: type[Body]) -> Body:
+def decode(body: bytes | str, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as e:

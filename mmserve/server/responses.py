@@ -52,7 +52,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 _METADATA = (16, 64, 512)  # pairs, and characters of a key and of a value
 
 
-class ReasoningFields(Struct, kw_only=True):
+class ReasoningFields(Struct, frozen=True, kw_only=True):
     """``effort`` none turns thoughts off; how hard a model thinks otherwise is its own matter."""
 
     effort: Literal["none"] | None = None
@@ -98,7 +98,7 @@ class ResponseRequest(TalkFields, kw_only=True):
                 raise unsupported(name, f"{name} is not supported here")
         if self.max_tokens is not None:
             raise unsupported("max_tokens", "the limit of an answer is called max_output_tokens here")
-        self._check_metadata()
+        check_metadata(self.metadata, "metadata")
 
     @property
     def format(self) -> TextFormat | None:
@@ -121,16 +121,15 @@ class ResponseRequest(TalkFields, kw_only=True):
             kwargs.setdefault("enable_thinking", False)
         return kwargs
 
-    def _check_metadata(self) -> None:
-        pairs, longest_key, longest_value = _METADATA
-        given = self.metadata or {}
-        if len(given) > pairs or any(
-            len(k) > longest_key or len(v) > longest_value for k, v in given.items()
-        ):
-            raise InvalidRequest(
-                f"metadata may have {pairs} pairs of {longest_key} and {longest_value} characters",
-                param="metadata",
-            )
+
+def check_metadata(given: Mapping[str, str] | None, where: str) -> None:
+    """InvalidRequest for more, or longer, than OpenAI has it."""
+    pairs, longest_key, longest_value = _METADATA
+    given = given or {}
+    if len(given) > pairs or any(len(k) > longest_key or len(v) > longest_value for k, v in given.items()):
+        raise InvalidRequest(
+            f"{where} may have {pairs} pairs of {longest_key} and {longest_value} characters", param=where
+        )
 
 
 @router.post("/v1/responses")

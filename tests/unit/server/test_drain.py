@@ -51,3 +51,11 @@ async def test_who_is_left_in_the_end_is_cut_off_and_counted(caplog):
 
 async def test_with_nobody_inside_there_is_nothing_to_wait_for():
     await asyncio.wait_for(Drain().run(60), 5)
+
+
+async def test_who_would_stay_as_long_as_it_may_is_told_that_the_end_begins():
+    drain, done = Drain(), asyncio.Event()
+    with drain.telling(done.set):
+        [staying] = await begun(drain, done)
+        await asyncio.wait_for(drain.run(60), 5)
+    assert staying.exception() is None
