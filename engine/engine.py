@@ -19,6 +19,7 @@ from mmserve.core.errors import (
     NoTokenAllowed,
 )
 from mmserve.core.messages import (
+    CarryOver,
     FinishReason,
     PixelsWanted,
     PreparedRequest,
@@ -46,6 +47,8 @@ from mmserve.engine.sampling.scoring import score_prompts
 from mmserve.engine.scheduler.memory import Memory
 from mmserve.engine.scheduler.request import Batch, Request, Status
 from mmserve.engine.scheduler.scheduler import Scheduler
+from mmserve.engine.session.carry import Carrier
+from mmserve.engine.session.warm import warm_part
 from mmserve.models.registry import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ class Engine:
         prefixes = RadixCache(self.kv.page_size) if config.cache.prefix_caching else None
         memory, several = Memory(self.kv.allocator, prefixes), len(config.server.api_keys) > 1
         self.scheduler = Scheduler(config.scheduler, memory, self.claims, several_owners=several)
+        self.carrier = Carrier(self.kv, memory, model.config.text)
         self.runner = Runner(
             model.language,
             attention_for(config.runner.attention_backend, self.kv),
@@ -95,14 +99,17 @@ class Engine:
         self._steps = 0
         self._pixel_requests = 0
         self._expired = 0
+        self._warmed = 0
 
     # ------------------------------------------------------------ requests come and go
 
     def submit(self, prepared: PreparedRequest, matcher: Matcher | None = None) -> None:
         """Queue a request, whose answer ``matcher`` keeps to a form. InvalidRequest, ContextLengthExceeded,
-        MediaError or Overloaded take nothing."""
+        MediaError or Overloaded take nothing, nor does ConfigError, of a warm one without a prefix cache."""
         if prepared.adapter is not None:
             raise InvalidRequest("this engine has no adapters", param="adapter")
+        if prepared.warm and self.scheduler.memory.prefixes is None:
+            raise ConfigError("prefix_caching is off: nothing can be kept warm", param="prefix_caching")
         sampling = prepared.sampling
         check_sampling(sampling, self.model.config.text.vocab_size)
         max_tokens = answer_length(prepared, self.max_model_len)
@@ -111,6 +118,8 @@ class Engine:
             self.stage.pool.touch(item.digest)
         if prepared.request_id in self._requests:
             raise InvalidRequest(f"request id {prepared.request_id!r} is in use", param="request_id")
+        if prepared.warm:
+            prepared = warm_part(prepared, self.kv.page_size)
         request = Request(
             prepared=prepared,
             arrival=self._arrivals,
@@ -118,7 +127,7 @@ class Engine:
             stop_ids=frozenset(sampling.stop_token_ids)
             | (frozenset() if sampling.ignore_eos else self.eos_ids),
             table=PageTable(self.kv.page_size),
-            steering=steered(prepared.thinking, matcher),
+            steering=None if prepared.warm else steered(prepared.thinking, matcher),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed,
         )
         self.scheduler.add(request)
@@ -141,6 +150,11 @@ class Engine:
             return self._finish(request, "error", error="a picture could not be made again as it was")
         self.scheduler.unpark(request)
         return None
+
+    def carry_over(self, order: CarryOver) -> int:
+        """Cache what a session keeps of its context under another salt, between two steps; how many tokens of
+        it are cached then, from the first on (see ``Carrier.carry`` for errors)."""
+        return self.carrier.carry(order)
 
     def holds(self, digest: bytes) -> bool:
         """Whether the features of ``digest`` are in the pool at this moment; any thread may ask."""
@@ -166,8 +180,10 @@ class Engine:
         batch = self.scheduler.schedule(self.mixing.prompt_tokens(decodes, encoded))
         if not encoded and not batch.prompts:
             encoded = self._encode(decodes, outputs)
-        self._stalled = not batch and not encoded
-        return outputs + (self._compute(batch) if batch else [])
+        outputs += self._compute(batch) if batch else []
+        warmed = self._finish_warmed()
+        self._stalled = not (batch or encoded or warmed)
+        return outputs + warmed
 
     def _encoder_first(self) -> bool:
         """Whether it is the encoder's turn. Where the first prompt of all can go on, it does: its answer
@@ -251,6 +267,12 @@ class Engine:
 
     # ------------------------------------------------------------ ends
 
+    def _finish_warmed(self) -> list[TokenOutput]:
+        """End the warm requests that are computed: what they are for is in the cache."""
+        warmed = self.scheduler.warmed()
+        self._warmed += len(warmed)
+        return [self._finish(request, "stop") for request in warmed]
+
     def _expire(self) -> list[TokenOutput]:
         """End the requests whose deadline passed before their first token."""
         late = self.scheduler.passed_deadlines(time.monotonic())
@@ -325,6 +347,8 @@ class Engine:
             "requests": self._arrivals,
             "preemptions": self.scheduler.preemptions,
             "expired": self._expired,
+            "warmed": self._warmed,
+            "carried_tokens": self.carrier.carried_tokens,
             "pixel_requests": self._pixel_requests,
             "kv_pages": pages.total - 1,
             "kv_pages_free": pages.free,

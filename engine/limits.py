@@ -8,7 +8,11 @@ MAX_BAD_WORDS = (128, 256)  # how many, and characters of each
 
 
 def answer_length(request: PreparedRequest, max_len: int) -> int:
-    """Most tokens that ``request`` may generate; ContextLengthExceeded if it asks for more than fits."""
+    """Most tokens that ``request`` may generate; ContextLengthExceeded if it asks for more than fits. A
+    warm one has no answer; InvalidRequest if it asks for a part of one."""
+    if request.warm:
+        _check_warm(request, max_len)
+        return 0
     prompt, wanted = request.num_tokens, request.sampling.max_tokens
     if prompt >= max_len:
         raise ContextLengthExceeded(
@@ -25,6 +29,18 @@ def answer_length(request: PreparedRequest, max_len: int) -> int:
             param="max_tokens",
         )
     return wanted
+
+
+def _check_warm(request: PreparedRequest, max_len: int) -> None:
+    if request.num_tokens > max_len:
+        raise ContextLengthExceeded(
+            f"there are {request.num_tokens} tokens{_of_media(request)} to keep ready: there may be {max_len}"
+            f"{_advice(request)}",
+            param="messages",
+        )
+    for name in ("grammar", "prompt_logprobs"):
+        if getattr(request.sampling, name) is not None:
+            raise InvalidRequest(f"a warm request has no answer, so it takes no {name}", param=name)
 
 
 def _of_media(request: PreparedRequest) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmserve.core.errors import EngineDead, InvalidRequest, MMServeError, Overloaded
-from mmserve.core.messages import Grammar, PixelsWanted, PreparedRequest, TokenOutput
+from mmserve.core.messages import CarryOver, Grammar, PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.engine.grammar.base import Matcher
 from mmserve.engine.grammar.desk import GrammarDesk
 
@@ -22,6 +22,7 @@ MOST_COMPILING = 256  # requests that wait for their grammars
 Pixels = Mapping[bytes, np.ndarray]
 Delivery = TokenOutput | PixelsWanted | MMServeError
 Deliver = Callable[[Delivery], None]
+DeliverCount = Callable[[int | MMServeError], None]
 
 
 class Steps(Protocol):
@@ -34,6 +35,7 @@ class Steps(Protocol):
     def submit(self, prepared: PreparedRequest, matcher: Matcher | None = None) -> None: ...
     def abort(self, request_id: str) -> TokenOutput | None: ...
     def supply(self, request_id: str, pixels: Pixels) -> TokenOutput | None: ...
+    def carry_over(self, order: CarryOver) -> int: ...
     def holds(self, digest: bytes) -> bool: ...
     def step(self) -> list[TokenOutput | PixelsWanted]: ...
     def stats(self) -> dict[str, Any]: ...
@@ -82,6 +84,11 @@ class EngineThread:
         """The pixels that the request submitted with ``deliver`` waits for, by digest."""
         if self.alive:
             self._commands.put(lambda: self._supply(request_id, pixels, deliver))
+
+    def carry_over(self, order: CarryOver, deliver: DeliverCount) -> None:
+        """Carry out ``order`` before the next step, and deliver how many tokens are cached then, or the error
+        that refused it, once; EngineDead if nobody is there to take it."""
+        self._command(lambda: self._carry_over(order, deliver))
 
     @property
     def here(self) -> bool:
@@ -205,6 +212,16 @@ class EngineThread:
             if output is not None:
                 self._deliver(output)
 
+    def _carry_over(self, order: CarryOver, deliver: DeliverCount) -> None:
+        try:
+            told: int | MMServeError = self._engine.carry_over(order)
+        except MMServeError as refusal:
+            told = refusal
+        except Exception as error:
+            log.exception("what a session keeps could not be carried over")
+            told = MMServeError(f"nothing could be carried over: {type(error).__name__}: {error}")
+        deliver(told)
+
     def _stop(self) -> None:
         self._stopping = True
         for request_id in list(self._waiters):
@@ -260,6 +277,9 @@ class _Gone:
 
     def supply(self, request_id: str, pixels: Pixels) -> None:
         return None
+
+    def carry_over(self, order: CarryOver) -> int:
+        raise EngineDead(self._reason.message)
 
     def holds(self, digest: bytes) -> bool:
         return False

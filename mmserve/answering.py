@@ -10,7 +10,7 @@ import numpy as np
 
 from mmserve.answer import Answer, Brief, Said
 from mmserve.core.errors import MMServeError
-from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
+from mmserve.core.messages import CarryOver, PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.engine.detokenizer import TokenBytes
 from mmserve.engine.loop import EngineThread
 
@@ -39,6 +39,11 @@ class AnswerEngine(Protocol):
         MMServeError when the request is refused or the engine is lost. ``pixels`` is asked where features
         were dropped that the request relies on.
         """
+
+    async def carry_over(self, order: CarryOver) -> int:
+        """Have what a session keeps of its context cached under another salt; how many tokens of it are, from
+        the first on. MMServeError when the order is refused or the engine is lost. Cancelled, it may be
+        carried out all the same."""
 
     def holds(self, digest: bytes) -> bool:
         """Whether the features of a vision item are there, as far as is known at this moment."""
@@ -77,6 +82,9 @@ class LocalEngine:
                     await outputs.aclose()
                 yield said
 
+    async def carry_over(self, order: CarryOver) -> int:
+        return await carried(self.thread, order)
+
     def holds(self, digest: bytes) -> bool:
         return self.thread.holds(digest)
 
@@ -87,7 +95,7 @@ class LocalEngine:
         self.thread.stop()
 
 
-Deliver = Callable[[Any], None]  # takes a TokenOutput or a Said, PixelsWanted, or an MMServeError
+Deliver = Callable[[Any], None]  # takes a TokenOutput or a Said, PixelsWanted, a count, or an MMServeError
 
 
 class Listener(Protocol):
@@ -97,6 +105,7 @@ class Listener(Protocol):
     def submit(self, request: PreparedRequest, deliver: Deliver) -> None: ...
     def abort(self, request_id: str, deliver: Deliver) -> None: ...
     def supply(self, request_id: str, pixels: Pixels, deliver: Deliver) -> None: ...
+    def carry_over(self, order: CarryOver, deliver: Deliver) -> None: ...
 
 
 async def conversation(
@@ -117,6 +126,14 @@ async def conversation(
     finally:
         if not ended:
             engine.abort(request_id, inbox.deliver)
+
+
+async def carried(engine: Listener, order: CarryOver) -> int:
+    """How many tokens are cached when ``engine`` has carried out ``order``."""
+    inbox = Inbox()
+    engine.carry_over(order, inbox.deliver)
+    count: int = await inbox.next()
+    return count
 
 
 def _ends(output: TokenOutput | Said) -> bool:

@@ -129,6 +129,13 @@ class RadixCache:
             self._shorten(leaf, cut)
         return given
 
+    def demote(self, salt: Salt) -> None:
+        """Nobody will ask for what is under ``salt`` again: let it be the first to be evicted."""
+        root = self._roots.get(salt)
+        for node in _below(root) if root else ():
+            node.used = 0
+            self._offer(node)
+
     def clear(self) -> list[Run]:
         """Give up everything that is not locked."""
         return self.evict(self.evictable)

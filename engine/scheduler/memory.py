@@ -65,13 +65,17 @@ class Memory:
             return True
         if missing > self.available:
             return False
-        if missing > self.pages.free:
-            assert self.prefixes is not None
-            self.pages.release(self.prefixes.evict(missing - self.pages.free))
-        runs = self.pages.allocate(missing, table.last_page)
-        assert runs is not None
-        table.extend(runs)
+        table.extend(self.pages_for(missing, table.last_page))
         return True
+
+    def pages_for(self, count: int, after: int | None = None) -> list[Run]:
+        """``count`` pages, of those ``available``; the first follows page ``after`` if it can be."""
+        if count > self.pages.free:
+            assert self.prefixes is not None
+            self.pages.release(self.prefixes.evict(count - self.pages.free))
+        runs = self.pages.allocate(count, after)
+        assert runs is not None
+        return runs
 
     def publish(self, request: Request) -> None:
         """Let others share what ``request`` has computed. Pages that the tree had meanwhile from somebody

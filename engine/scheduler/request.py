@@ -103,6 +103,11 @@ class Request:
         return self.prepared.request_id
 
     @property
+    def warm(self) -> bool:
+        """Whether it ends when its prompt is computed, and nothing is sampled."""
+        return self.prepared.warm
+
+    @property
     def rank(self) -> tuple[int, int, float, int]:
         """The order of service at this moment: lower ``priority`` first, then the owner who was served
         least, then who is due first: at its deadline or, without one, ``PATIENCE_S`` after it came."""
@@ -119,7 +124,10 @@ class Request:
 
     @property
     def sharable_len(self) -> int:
-        """How much of a cached prefix is of use: what follows is to be computed, for its logits."""
+        """How much of a cached prefix is of use: what follows is to be computed, for its logits. All of it is
+        to a warm one, which has none."""
+        if self.warm:
+            return self.num_tokens
         known = self.num_tokens - 1
         return known if self.scores is None else min(self.scores.known, known)
 
@@ -215,7 +223,7 @@ class Chunk:
     request: Request
     start: int
     stop: int
-    samples: bool  # the last of all known tokens is among them, so the next one is sampled
+    samples: bool  # the last of all known tokens is among them, and the next one is wanted
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -272,7 +280,8 @@ class Batch:
             stop = min(stop, wanted.start + self.logit_room) if len(wanted) > self.logit_room else stop
             self.logit_room -= min(len(wanted), self.logit_room)
         if start < stop:
-            self.prompts.append(Chunk(request, start, stop, stop == request.num_tokens))
+            samples = stop == request.num_tokens and not request.warm
+            self.prompts.append(Chunk(request, start, stop, samples))
             self.num_tokens += stop - start
             self.room -= stop - start
 

@@ -102,13 +102,12 @@ class Scheduler:
         return needed + headroom <= self.memory.available
 
     def _awaits_prefix(self, request: Request) -> bool:
-        """Whether more than half of what ``request`` has to compute is being computed for another, which
-        will publish it in a few steps."""
+        """Whether what ``request`` has to compute is being computed for another, which will publish it in a
+        few steps."""
         if request.awaited is None or not _prefills(request.awaited):
             request.awaited = None  # lest those who come one after the other keep each other in memory
-            known = request.num_tokens + (self.memory.cached_len(request) if self.prefilling else 0)
-            useful = request.sharable_len
-            others = (r for r in self.prefilling if 2 * min(common_len(r, request), useful) > known)
+            cached = self.memory.cached_len(request) if self.prefilling else 0
+            others = (r for r in self.prefilling if _worth_awaiting(r, request, cached))
             request.awaited = next(others, None)
         return request.awaited is not None
 
@@ -190,6 +189,10 @@ class Scheduler:
                 if chunk.samples:
                     self._begin_decoding(request)
 
+    def warmed(self) -> list[Request]:
+        """Warm requests of which all is computed, or was before they came; the caller finishes them."""
+        return [request for request in self.prefilling if request.computed_len == request.num_tokens]
+
     def _begin_decoding(self, request: Request) -> None:
         self.prefilling.remove(request)
         self.decoding.append(request)
@@ -267,6 +270,17 @@ class Scheduler:
 
 def _prefills(request: Request) -> bool:
     return request.status is Status.RUNNING and not request.decoding
+
+
+def _worth_awaiting(other: Request, request: Request, cached: int) -> bool:
+    """Whether ``other`` computes more than half of what ``request`` has to compute behind its ``cached``
+    tokens; or, being warm, a page of it and nothing else: each prompt of a session is the one before and a
+    little more."""
+    common = common_len(other, request)
+    gain = min(common, request.sharable_len) - cached
+    if 2 * gain > request.num_tokens - cached:
+        return True
+    return other.warm and common == other.num_tokens and gain >= request.table.page_size
 
 
 def _rank(request: Request) -> tuple[int, int, float, int]:

@@ -28,6 +28,10 @@ FIGURES: dict[str, Figure] = {
     "expired": Figure(
         "requests_expired", "Requests whose deadline passed before their first token", "counter"
     ),
+    "warmed": Figure("requests_warmed", "Requests that made a context ready to be asked about", "counter"),
+    "carried_tokens": Figure(
+        "carried_tokens", "Tokens whose keys and values outlived a drop of their session's window", "counter"
+    ),
     "pixel_requests": Figure("pixel_requests", "Times that dropped pixels were asked for again", "counter"),
     "kv_pages": Figure("kv_pages", "Pages of the KV pool"),
     "kv_pages_free": Figure("kv_pages_free", "Pages of the KV pool that are free"),

@@ -188,6 +188,9 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     The position of generated token number g (from 0) is ``N + g + position_delta`` on all three axes.
     ``thinking`` is how thoughts are told in the answer; None where there will be none. ``bad_words`` are
     those of ``sampling`` as tokens, in every way they are written.
+    A ``warm`` request has no answer: its whole pages are computed and cached for those that begin like it,
+    and its only output ends it with "stop" and without a token. It takes no grammar and no
+    ``prompt_logprobs``.
     """
 
     request_id: str
@@ -205,10 +208,31 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     thinking: Thinking | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    warm: bool = False
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+
+class CarryOver(Struct, frozen=True, kw_only=True):
+    """What of a cached prompt goes on under another salt, when a window of its context is dropped.
+
+    ``keys`` int64 [N] are the radix keys of the prompt, cached under ``salt``. ``kept`` are half-open ranges
+    of its tokens, in ascending order: joined, they are the prompt that is cached under ``new_salt``
+    afterwards. Their keys and values stay as they are, also where what they were computed from is dropped.
+    All keep their positions, but for a ``shift``, which is taken from the positions of all but the first
+    ``head`` ranges, on the three axes alike. ``retire``: nobody will ask for ``salt`` again, so what is
+    cached there is the first to be given up. With nothing ``kept`` that is all that is done.
+    """
+
+    keys: np.ndarray
+    kept: tuple[tuple[int, int], ...]
+    new_salt: str
+    salt: str | None = None
+    shift: int = 0
+    head: int = 0
+    retire: bool = False
 
 
 # ---------------------------------------------------------------- the engine's output

@@ -11,20 +11,37 @@ import zmq
 from mmserve.answering import Deliver, Pixels
 from mmserve.core.arena import Arena, ArenaFull
 from mmserve.core.errors import EngineRestarting, InvalidRequest, MMServeError, Overloaded
-from mmserve.core.messages import PreparedRequest
+from mmserve.core.messages import CarryOver, PreparedRequest
 from mmserve.processes import messages
-from mmserve.processes.messages import Abort, Failed, News, Slot, Speak, Submit, Supply, Text, Told, Wanted
+from mmserve.processes.messages import (
+    Abort,
+    Carried,
+    Carry,
+    Failed,
+    News,
+    Slot,
+    Speak,
+    Submit,
+    Supply,
+    Text,
+    Told,
+    ToldEvent,
+    Wanted,
+)
 from mmserve.processes.pixels import Loans
 
 log = logging.getLogger(__name__)
+
+Lend = Callable[[Any], Slot]  # pixels that are about to be sent
 
 
 class Client:
     """The books of what runs in the engine, and a copy of what can be known of it.
 
-    ``submit``, ``abort``, ``supply``, ``holds`` and ``stats`` may be called on any thread, all else in
-    ``loop`` only. While no detokenizer and no engine are connected (``refusal`` says why), submissions are
-    refused. ``most`` may be under way at once: an engine that hangs, or is at a long step, refuses nobody.
+    ``submit``, ``abort``, ``supply``, ``carry_over``, ``holds`` and ``stats`` may be called on any thread,
+    all else in ``loop`` only. While no detokenizer and no engine are connected (``refusal`` says why),
+    submissions are refused. ``most`` may be under way at once: an engine that hangs, or is at a long step,
+    refuses nobody.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, arena: Arena, most: int) -> None:
@@ -56,6 +73,11 @@ class Client:
     def supply(self, request_id: str, pixels: Pixels, deliver: Deliver) -> None:
         """The pixels that the request submitted with ``deliver`` waits for, by digest."""
         self._call(self._supply, pixels, deliver)
+
+    def carry_over(self, order: CarryOver, deliver: Deliver) -> None:
+        """Have ``order`` carried out; the number of tokens, or what it was refused for, is delivered."""
+        if not self._call(self._carry_over, order, deliver):
+            raise EngineRestarting(self.refusal)
 
     def holds(self, digest: bytes) -> bool:
         return digest in self._held
@@ -131,6 +153,17 @@ class Client:
     # ------------------------------------------------------------ out
 
     def _submit(self, request: PreparedRequest, deliver: Deliver) -> None:
+        def submission(ticket: int, lend: Lend) -> Submit:
+            slots = tuple(None if i.pixels is None else lend(i.pixels) for i in request.items)
+            return Submit(ticket, messages.bare(request), slots)
+
+        self._ask(submission, deliver)
+
+    def _carry_over(self, order: CarryOver, deliver: Deliver) -> None:
+        self._ask(lambda ticket, _: Carry(ticket, order), deliver)
+
+    def _ask(self, question: Callable[[int, Lend], Submit | Carry], deliver: Deliver) -> None:
+        """Send what is answered under a ticket, a new one; refusals are delivered."""
         if not self.open:
             deliver(EngineRestarting(self.refusal))
             return
@@ -140,8 +173,7 @@ class Client:
         self._number += 1
         try:
             with self._lending() as lend:
-                slots = tuple(None if i.pixels is None else lend(i.pixels) for i in request.items)
-                self._send(Submit(self._number, messages.bare(request), slots))
+                self._send(question(self._number, lend))
         except MMServeError as error:
             deliver(error)
         else:
@@ -165,7 +197,7 @@ class Client:
             self._send(Abort(ticket))
 
     @contextmanager
-    def _lending(self) -> Iterator[Callable[[Any], Slot]]:
+    def _lending(self) -> Iterator[Lend]:
         """Lends pixels that are about to be sent; nothing is lent if they are not. What cannot be sent is an
         error of the request's."""
         lent: list[int] = []
@@ -208,7 +240,7 @@ class Client:
             if deliver is not None:
                 self._deliver(event, deliver)
 
-    def _deliver(self, event: Text | Wanted | Failed, deliver: Deliver) -> None:
+    def _deliver(self, event: ToldEvent, deliver: Deliver) -> None:
         match event:
             case Text(said=said):
                 if said.last:
@@ -218,6 +250,9 @@ class Client:
                 deliver(wanted)
             case Failed(fault=fault):
                 deliver(fault.error())  # who hears it aborts the request, which may still run
+            case Carried(tokens=tokens, fault=fault):
+                self._forget(event.ticket)
+                deliver(tokens if fault is None else fault.error())
 
     def _learn(self, news: News) -> None:
         if news.stats is not None:

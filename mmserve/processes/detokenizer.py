@@ -19,8 +19,10 @@ from mmserve.engine.detokenizer import TokenBytes
 from mmserve.logs import set_up_logging, tell_stacks_on_signal
 from mmserve.processes import messages
 from mmserve.processes.messages import (
+    Carried,
     Closed,
     DetokenizerHello,
+    Event,
     Failed,
     NotReady,
     Opened,
@@ -29,6 +31,7 @@ from mmserve.processes.messages import (
     Step,
     Text,
     Told,
+    ToldEvent,
     Wanted,
 )
 from mmserve.processes.parent import Parent
@@ -50,16 +53,14 @@ class Answers:
         """What the api is told of ``step``, in its order."""
         return Told(list(self._told(step.events)), step.news)
 
-    def _told(
-        self, events: Iterable[Opened | Output | Wanted | Failed | Closed]
-    ) -> Iterable[Text | Wanted | Failed]:
+    def _told(self, events: Iterable[Event]) -> Iterable[ToldEvent]:
         for event in events:
             match event:
                 case Opened(ticket=ticket, brief=brief):
                     self._open[ticket] = Answer(brief, self._tokens)
                 case Output() if event.ticket in self._open:
                     yield self._said(event)
-                case Wanted():
+                case Wanted() | Carried():
                     yield event
                 case Failed(ticket=ticket):
                     self._open.pop(ticket, None)

@@ -21,7 +21,7 @@ from mmserve.answer import Brief
 from mmserve.core.arena import Window
 from mmserve.core.env import prepare_environment
 from mmserve.core.errors import EngineDead, MMServeError
-from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
+from mmserve.core.messages import CarryOver, PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.core.wire import Fault
 from mmserve.engine.loop import Delivery, EngineThread, Steps
 from mmserve.loading import load_engine, told_of
@@ -29,8 +29,11 @@ from mmserve.logs import set_up_logging, tell_stacks_on_signal
 from mmserve.processes import messages
 from mmserve.processes.messages import (
     Abort,
+    Carried,
+    Carry,
     Closed,
     EngineHello,
+    Event,
     Failed,
     News,
     NotReady,
@@ -70,7 +73,7 @@ class Outbox:
         self._pool = pool
         self._borrowed = borrowed
         self._socket: zmq.Socket[bytes] | None = None
-        self._events: list[Opened | Output | Wanted | Failed | Closed] = []
+        self._events: list[Event] = []
         self._ended = False  # something has, since figures were told
         self._told: dict[str, Any] = {}  # the last figures
         self._told_at = 0.0
@@ -88,7 +91,7 @@ class Outbox:
         self._socket.connect(path)
         self._first = True
 
-    def add(self, event: Opened | Output | Wanted | Failed | Closed, *, ends: bool = False) -> None:
+    def add(self, event: Event, *, ends: bool = False) -> None:
         self._events.append(event)
         self._ended |= ends
 
@@ -200,6 +203,8 @@ class Desk:
                 if asked := self._asked.pop(ticket, None):
                     self._thread.abort(asked.request_id, asked)
                     self._thread.call(asked.close)
+            case Carry(ticket=ticket, order=order):
+                self._carry_over(ticket, order)
             case Speak(path=path):
                 self._heard()
                 self._thread.call(lambda: self._outbox.speak(path))
@@ -212,6 +217,16 @@ class Desk:
             self._thread.submit(request, asked)
         except EngineDead as dead:
             log.warning("request %s came too late: %s", request.request_id, dead.message)
+
+    def _carry_over(self, ticket: int, order: CarryOver) -> None:
+        def tell(told: int | MMServeError) -> None:
+            event = Carried(ticket, told) if isinstance(told, int) else Carried(ticket, fault=Fault.of(told))
+            self._outbox.add(event, ends=True)
+
+        try:
+            self._thread.carry_over(order, tell)
+        except EngineDead as dead:
+            log.warning("an order to carry over came too late: %s", dead.message)
 
     def _forget(self, ticket: int) -> None:
         self._asked.pop(ticket, None)

@@ -1,12 +1,12 @@
 """What the api, engine and detokenizer processes say to each other: msgpack over sockets, one way round.
 
-    api ── Submit, Supply, Abort, Speak ──▶ engine ── Step ──▶ detokenizer ── Told ──▶ api
+    api ── Submit, Supply, Abort, Carry, Speak ──▶ engine ── Step ──▶ detokenizer ── Told ──▶ api
 
-A *ticket* numbers a submission, since two may bring the same request id. One ``Step`` carries all that one
-step of the engine had to say. Pixels stand in the arena and are lent: a *loan* numbers one array, and
-``News.returned`` tells that the engine has dropped every view of it. Each child is started with a socket to
-its parent, over which it is told all it needs and says ``Ready``, and then ``Alive`` for as long as it lives,
-or ``NotReady``; that socket's end is the parent's end.
+A *ticket* numbers a submission, since two may bring the same request id, or an order to carry over. One
+``Step`` has all that one step of the engine had to say. Pixels stand in the arena and are lent: a *loan*
+numbers one array, and ``News.returned`` tells that the engine has dropped every view of it. Each child is
+started with a socket to its parent, over which it is told all it needs and says ``Ready``, and then ``Alive``
+for as long as it lives, or ``NotReady``; that socket's end is the parent's end.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from mmserve.answer import Brief, Said
 from mmserve.core.config import Config
-from mmserve.core.messages import PixelsWanted, PreparedRequest, TokenOutput
+from mmserve.core.messages import CarryOver, PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.core.wire import Fault, decoded, encoded
 
 PREFIX_BYTES = 4  # of the length in front of what is said over the socket to the parent
@@ -93,13 +93,18 @@ class Abort(Struct, tag=True, frozen=True):
     ticket: int
 
 
+class Carry(Struct, tag=True, frozen=True):
+    ticket: int
+    order: CarryOver
+
+
 class Speak(Struct, tag=True, frozen=True):
     """A new detokenizer listens at ``path``; it is to be told first what the one before may have lost."""
 
     path: str
 
 
-ToEngine = Submit | Supply | Abort | Speak
+ToEngine = Submit | Supply | Abort | Carry | Speak
 
 # ---------------------------------------------------------------- from the engine
 
@@ -148,8 +153,19 @@ class Closed(Struct, tag=True, frozen=True):
     ticket: int
 
 
+class Carried(Struct, tag=True, frozen=True):
+    """The order was carried out, and so many tokens are cached; or it was refused."""
+
+    ticket: int
+    tokens: int = 0
+    fault: Fault | None = None
+
+
+Event = Opened | Output | Wanted | Failed | Closed | Carried
+
+
 class Step(Struct, frozen=True):
-    events: list[Opened | Output | Wanted | Failed | Closed]
+    events: list[Event]
     news: News | None = None
 
 
@@ -161,10 +177,13 @@ class Text(Struct, tag=True, frozen=True):
     said: Said
 
 
+ToldEvent = Text | Wanted | Failed | Carried
+
+
 class Told(Struct, frozen=True):
     """A ``Step`` whose outputs have become text."""
 
-    events: list[Text | Wanted | Failed]
+    events: list[ToldEvent]
     news: News | None = None
 
 

@@ -6,10 +6,10 @@ from contextlib import aclosing
 from typing import Any
 
 from mmserve.answer import Said
-from mmserve.answering import PixelsAgain, conversation
+from mmserve.answering import PixelsAgain, carried, conversation
 from mmserve.core.arena import Arena
 from mmserve.core.config import Config
-from mmserve.core.messages import PreparedRequest
+from mmserve.core.messages import CarryOver, PreparedRequest
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.processes.supervisor import Supervisor
 
@@ -47,6 +47,9 @@ class RemoteEngine:
                 if said.early:
                     await answer.aclose()
                 yield said
+
+    async def carry_over(self, order: CarryOver) -> int:
+        return await carried(self._client, order)
 
     def holds(self, digest: bytes) -> bool:
         return self._client.holds(digest)

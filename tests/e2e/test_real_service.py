@@ -14,8 +14,11 @@ import pytest
 from helpers.dummy_model import write_dummy_model
 from helpers.media_files import clip_file, picture_file
 from live_server import serving
+from msgspec import structs
 
 from mmserve.core.config import Config
+from mmserve.core.errors import InvalidRequest
+from mmserve.core.messages import CarryOver, ChatInput, ImagePart, Message, SamplingParams, TextPart
 from mmserve.service import Service
 
 SMALL = {
@@ -381,3 +384,32 @@ def test_what_a_chat_cannot_have_is_a_400_that_names_it(url, field, value):
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, field: value}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+async def test_a_context_is_warmed_asked_about_and_carried_over(service):
+    """What a live session does, in one process and in several."""
+    sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    message = Message("user", (ImagePart(data=picture(seed=77)), TextPart("What is it?")))
+    chat = ChatInput(request_id="asks", messages=(message,), sampling=sampling)
+    whole = (await service._desk.prepare(chat)).request
+    engine, pages = service._engine, whole.num_tokens // 16 * 16
+    [warmed] = await said_to(engine, structs.replace(whole, request_id="warm", warm=True))
+    assert (warmed.piece.finish_reason, warmed.piece.token_ids) == ("stop", ())
+    order = CarryOver(keys=whole.radix_keys, kept=((0, whole.num_tokens),), new_salt="its own")
+    assert await engine.carry_over(order) == pages
+    answers = [await said_to(engine, structs.replace(whole, cache_salt=salt)) for salt in (None, "its own")]
+    texts = ["".join(one.piece.text for one in said if one.piece) for said in answers]
+    assert texts[0] == texts[1]
+    assert [said[-1].piece.usage.cached_tokens for said in answers] == [pages, pages]
+    with pytest.raises(InvalidRequest) as error:
+        await engine.carry_over(structs.replace(order, kept=((5, 4),)))
+    assert error.value.param == "kept"
+    assert engine.stats()["warmed"] == 1
+    assert engine.stats()["carried_tokens"] == pages
+
+
+async def said_to(engine, request):
+    async def again():
+        raise AssertionError("no pixels were wanted")
+
+    return [said async for said in engine.answer(request, again)]

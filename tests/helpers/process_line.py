@@ -58,6 +58,7 @@ class ScriptedEngine:
         self.gate.set()
         self.read = []
         self.taken = []
+        self.orders = []
         self.fault = None
         self._running, self._parked, self._bare = {}, {}, []
         self._steps = 0
@@ -76,7 +77,8 @@ class ScriptedEngine:
             self._bare.append("bare")
             self._parked["bare"] = [[], prepared.sampling.max_tokens, 0]
         else:
-            self._running[prepared.request_id] = [list(prepared.items), prepared.sampling.max_tokens, 0]
+            most = 0 if prepared.warm else prepared.sampling.max_tokens
+            self._running[prepared.request_id] = [list(prepared.items), most, 0]
 
     def supply(self, request_id, pixels):
         if request_id in self._parked:
@@ -87,6 +89,12 @@ class ScriptedEngine:
         if self._running.pop(request_id, None) or self._parked.pop(request_id, None):
             return TokenOutput(request_id=request_id, token_ids=(), finish_reason="abort")
         return None
+
+    def carry_over(self, order):
+        if order.new_salt == "refused":
+            raise InvalidRequest("these are no ranges", param="kept")
+        self.orders.append(order)
+        return sum(stop - start for start, stop in order.kept)
 
     def holds(self, digest):
         return digest in self.pool
@@ -113,6 +121,9 @@ class ScriptedEngine:
     def _next(self, name):
         state = self._running[name]
         _, most, said = state
+        if most == 0:  # a warm one
+            del self._running[name]
+            return TokenOutput(request_id=name, token_ids=(), finish_reason="stop", prompt_tokens=4)
         state[2] += 1
         if last := state[2] == most:
             del self._running[name]

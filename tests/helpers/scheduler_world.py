@@ -70,12 +70,15 @@ class World:
 
     def submit(self, prompt=8, answer=4, items=(), family=None, **fields):
         """Prompts of one ``family`` begin alike; by default each has its own."""
-        number = len(self.requests)
-        family = -1 - number if family is None else family
+        family = -1 - len(self.requests) if family is None else family
+        return self.take(prepared(prompt, items, family, **fields), answer)
+
+    def take(self, prepared, answer=4):
+        """Submit a request as it is; a warm one has no answer."""
         request = Request(
-            prepared=prepared(prompt, items, family, **fields),
-            arrival=number,
-            max_tokens=answer,
+            prepared=prepared,
+            arrival=len(self.requests),
+            max_tokens=0 if prepared.warm else answer,
             stop_ids=frozenset(),
             table=PageTable(PAGE_SIZE),
             arrived=self.now,
@@ -102,6 +105,9 @@ class World:
                 if chunk.request.finish_reason:
                     self.scheduler.finish(chunk.request, chunk.request.finish_reason)
                     self.finished.append(chunk.request)
+        for request in self.scheduler.warmed():
+            self.scheduler.finish(request, "stop")
+            self.finished.append(request)
         self.scheduler.check_integrity()
         self.now += seconds
         return batch

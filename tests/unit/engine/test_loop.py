@@ -4,10 +4,11 @@ import queue
 import threading
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from mmserve.core.errors import EngineDead, InvalidRequest, MMServeError, Overloaded
-from mmserve.core.messages import Grammar, PixelsWanted, SamplingParams, TokenOutput
+from mmserve.core.messages import CarryOver, Grammar, PixelsWanted, SamplingParams, TokenOutput
 from mmserve.engine.loop import EngineThread
 
 
@@ -44,6 +45,13 @@ class CountingEngine:
             return TokenOutput(request_id=request_id, token_ids=(), finish_reason="error")
         self.left[request_id] = self.parked.pop(request_id)
         return None
+
+    def carry_over(self, order):
+        if order.new_salt == "refused":
+            raise InvalidRequest("no", param="kept")
+        if order.new_salt == "absurd":
+            raise ZeroDivisionError("by nought")
+        return len(order.keys)
 
     def holds(self, digest):
         return digest == b"held"
@@ -211,6 +219,34 @@ def test_a_supply_that_ends_its_request_is_told(loop):
     take(deliveries, 1)
     loop.supply("bare", {}, deliver)
     assert take(deliveries, 1)[0].finish_reason == "error"
+
+
+def order(salt):
+    return CarryOver(keys=np.arange(4), kept=((0, 4),), new_salt=salt)
+
+
+def test_an_order_to_carry_over_is_answered_between_steps_also_when_nothing_runs(loop):
+    deliveries, deliver = inbox()
+    loop.carry_over(order("new"), deliver)
+    assert take(deliveries, 1) == [4]
+
+
+def test_an_order_that_is_refused_or_fails_is_told_and_harms_nobody(loop):
+    deliveries, deliver = inbox()
+    good = queue.Queue()
+    for salt in ("refused", "absurd"):
+        loop.carry_over(order(salt), deliver)
+    refusal, failure = take(deliveries, 2)
+    assert (refusal.param, refusal.status) == ("kept", 400)
+    assert "ZeroDivisionError" in failure.message
+    loop.submit(Named("a"), good.put)
+    assert take(good, 3)[-1].finish_reason == "length"
+
+
+def test_an_order_that_comes_too_late_finds_the_engine_dead(loop):
+    loop.stop()
+    with pytest.raises(EngineDead):
+        loop.carry_over(order("new"), print)
 
 
 def test_what_is_held_may_be_asked_also_when_the_engine_is_gone(loop):

@@ -108,6 +108,30 @@ def test_a_salt_that_was_only_asked_for_leaves_nothing():
     assert not cache._roots
 
 
+def test_what_is_demoted_goes_first_but_for_what_is_locked():
+    mine, yours = ("mine", None), ("yours", None)
+    cache = RadixCache(1)
+    cache.insert(keys(1, 2, 3), pages(5, 6, 7), yours)
+    cache.insert(keys(1, 2), pages(8, 9), mine)
+    cache.insert(keys(1, 4), pages(8, 10), mine)
+    node = cache.match(keys(1, 4), mine).node
+    cache.lock(node)
+    cache.demote(mine)
+    cache.check_integrity()
+    assert flat(cache.evict(1)) == [9]
+    assert flat(cache.evict(1)) == [7]
+    cache.unlock(node)
+    assert sorted(flat(cache.evict(2))) == [8, 10]
+    assert cache.length(keys(1, 2), yours) == 2
+    cache.check_integrity()
+
+
+def test_demoting_what_is_not_there_changes_nothing():
+    cache = cache_of(((1, 2), (5, 6)))
+    cache.demote(("nobody", None))
+    cache.check_integrity()
+
+
 def test_using_one_leaf_for_ever_does_not_grow_the_heap():
     cache = cache_of(((1, 2), (5, 6)))
     node = cache.match(keys(1, 2)).node

@@ -7,10 +7,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from helpers.process_line import TOKENIZER, connected, request
+from msgspec import structs
 
-from mmserve.answering import conversation
+from mmserve.answering import carried, conversation
 from mmserve.core.arena import ArenaFull
 from mmserve.core.errors import EngineRestarting, InvalidRequest, Overloaded
+from mmserve.core.messages import CarryOver
 
 SAID = "one red apple on a table"
 
@@ -150,6 +152,67 @@ async def test_pixels_that_come_when_the_request_has_ended_are_given_back(line):
     await until(lambda: not len(line.client.loans))
     assert line.arena.used == 0
     task.cancel()
+
+
+def order(**fields):
+    kept = {"keys": np.arange(9, dtype=np.int64) << 55, "kept": ((0, 2), (5, 9)), "new_salt": "new"}
+    return CarryOver(**{**kept, **fields})
+
+
+async def test_an_order_to_carry_over_arrives_whole_and_its_count_comes_back(line):
+    asked = order(salt="old", shift=3, head=1, retire=True)
+    assert await carried(line.client, asked) == 6
+    [came] = line.engine.orders
+    assert came.keys.tolist() == asked.keys.tolist()
+    assert structs.replace(came, keys=None) == structs.replace(asked, keys=None)
+    assert settled(line)
+
+
+async def test_a_context_is_warmed_and_carried_over_while_answers_go_on(line):
+    stream = conversation(line.client, request("talking", tokens=100_000), never)
+    await anext(stream)
+    [said] = await heard(line, structs.replace(request("warm"), warm=True))
+    assert (said.last, said.tokens, said.piece.text, said.piece.finish_reason) == (True, 0, "", "stop")
+    assert await carried(line.client, order()) == 6
+    assert (await anext(stream)).tokens == 1
+    await stream.aclose()
+    await until(lambda: settled(line))
+
+
+async def test_an_order_that_is_refused_raises_what_it_is_and_leaves_nothing_behind(line):
+    with pytest.raises(InvalidRequest, match="no ranges") as error:
+        await carried(line.client, order(new_salt="refused"))
+    assert error.value.param == "kept"
+    with pytest.raises(InvalidRequest, match="beyond what can be"):
+        await carried(line.client, order(shift=10**30))
+    assert settled(line)
+
+
+async def test_who_waits_for_an_order_hears_of_the_engine_s_loss(line):
+    line.engine.gate.clear()
+    stream = conversation(line.client, request("talking", tokens=100_000), never)
+    waiting = asyncio.create_task(anext(stream))
+    asked = asyncio.create_task(carried(line.client, order()))
+    await until(lambda: len(line.client._waiters) == 2)
+    line.client.close(EngineRestarting("lost"))
+    for task in (waiting, asked):
+        with pytest.raises(EngineRestarting, match="lost"):
+            await task
+    with pytest.raises(EngineRestarting):
+        await carried(line.client, order())
+
+
+async def test_an_order_whose_caller_leaves_is_forgotten_when_it_is_done(line):
+    line.engine.gate.clear()
+    stream = conversation(line.client, request("talking", tokens=2), never)
+    first = asyncio.create_task(anext(stream))
+    asked = asyncio.create_task(carried(line.client, order()))
+    await until(lambda: len(line.client._waiters) == 2)
+    asked.cancel()
+    line.engine.gate.set()
+    await first
+    await stream.aclose()
+    await until(lambda: settled(line))
 
 
 async def test_values_that_cannot_be_sent_are_the_request_s_error(line):

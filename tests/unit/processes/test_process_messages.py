@@ -12,6 +12,7 @@ from mmserve.answer import Brief, Said
 from mmserve.core.config import Config
 from mmserve.core.errors import MediaError
 from mmserve.core.messages import (
+    CarryOver,
     Grammar,
     PixelsWanted,
     SamplingParams,
@@ -29,6 +30,8 @@ from mmserve.processes import messages
 from mmserve.processes.messages import (
     Abort,
     Alive,
+    Carried,
+    Carry,
     Closed,
     DetokenizerHello,
     EngineHello,
@@ -86,6 +89,13 @@ def test_what_the_engine_is_told(message):
     assert messages.to_engine(to_bytes(message)) == message
 
 
+def test_an_order_to_carry_over_arrives_whole():
+    order = CarryOver(keys=np.array([1, 2**62 + 5]), kept=((0, 1),), new_salt="b", salt="a", shift=9, head=1)
+    came = messages.to_engine(to_bytes(Carry(3, order)))
+    assert (came.ticket, came.order.keys.dtype, came.order.keys.tolist()) == (3, np.int64, [1, 2**62 + 5])
+    assert structs.replace(came.order, keys=None) == structs.replace(order, keys=None)
+
+
 def test_a_request_arrives_whole_but_for_its_pixels_which_stand_in_the_arena():
     pixels = np.ones((1, 2, 2, 3), np.uint8)
     ours = structs.replace(request("r", pixels, None), sampling=SAMPLING, thinking=THINKING, stop=("x",))
@@ -113,6 +123,8 @@ def test_what_the_engine_says():
         Wanted(2, PixelsWanted("q", frozenset({DIGEST}))),
         Failed(3, FAULT),
         Closed(4),
+        Carried(5, 7),
+        Carried(6, fault=FAULT),
     ]
     for news in (None, NEWS):
         assert messages.to_step(to_bytes(Step(events, news))) == Step(events, news)
@@ -124,6 +136,8 @@ def test_what_the_detokenizer_tells():
         Text(1, Said(1)),
         Wanted(2, PixelsWanted("q", frozenset({DIGEST}))),
         Failed(3, FAULT),
+        Carried(5, 7),
+        Carried(6, fault=FAULT),
     ]
     for news in (None, NEWS):
         assert messages.to_told(to_bytes(Told(events, news))) == Told(events, news)
