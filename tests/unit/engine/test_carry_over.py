@@ -233,6 +233,15 @@ def cold(pair, request):
     return answered(make_engine(pair, prefix_caching=False), [request])[0]
 
 
+def test_the_old_context_is_not_evicted_for_the_new_one(pair):
+    request = session(pair)
+    order = window(request)
+    engine = watched(with_pages(make_engine(pair, page_size=1), len(order.keys)), request, order)
+    assert engine.carry_over(order) == 0
+    assert engine.scheduler.memory.prefixes.length(order.keys) == len(order.keys)
+    assert_at_rest(engine)
+
+
 def test_others_that_nobody_reads_make_room(pair):
     request = session(pair)
     order = window(request)

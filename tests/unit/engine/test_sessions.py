@@ -55,6 +55,9 @@ def happen(world, session, event, number):
 def test_whatever_happens_to_sessions_each_reads_what_is_its_own(events, pages):
     world = SessionWorld(pages=1 + pages, step_tokens=16)
     sessions = [Session(world, number) for number in range(3)]
+    for session in sessions:
+        session.grow(16)
+    world.drain_queue()
     for event, who, number in events:
         happen(world, sessions[who], event, number)
         world.scheduler.check_integrity()
