@@ -156,7 +156,7 @@ def test_those_of_one_session_follow_one_another_and_nothing_is_computed_twice()
 
 
 def test_a_question_waits_for_the_frame_that_is_being_computed_and_pays_for_itself_alone():
-    world = World(step_tokens=16)
+    world = World(pages=65, step_tokens=16)
     world.submit(prompt=40, family=1, warm=True)
     world.step()
     asks = world.submit(prompt=90, family=1)
