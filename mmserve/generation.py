@@ -10,6 +10,7 @@ from msgspec import Struct
 from mmserve.core.errors import DeadlineExceeded, InvalidGrammar, MMServeError, NoTokenAllowed
 from mmserve.core.messages import (
     ChatInput,
+    Grammar,
     ImagePart,
     PromptLogprobs,
     Seen,
@@ -49,7 +50,7 @@ async def speaking(service: Generator, chat: ChatInput) -> AsyncGenerator[TextOu
     """The answer to ``chat`` in pieces; MMServeError where it fails. Closing it aborts it."""
     async with aclosing(service.generate(chat)) as outputs:
         async for output in outputs:
-            yield _checked(output, chat)
+            yield checked(output, chat.sampling.grammar)
 
 
 def generate(service: Generator, chats: Sequence[ChatInput]) -> AsyncGenerator[Numbered, None]:
@@ -102,22 +103,22 @@ async def _pump(index: int, source: AsyncGenerator[Any, None], queue: asyncio.Qu
         queue.put_nowait((index, error))
 
 
-def _checked(output: TextOutput, chat: ChatInput) -> TextOutput:
-    """``output``, unless it ends ``chat`` otherwise than it should: then that is raised."""
+def checked(output: TextOutput, form: Grammar | None = None) -> TextOutput:
+    """``output``, unless it ends its request otherwise than it should: then that is raised. ``form`` is the
+    one that the answer was to have."""
     if output.finish_reason in ("error", "abort"):
-        raise _failure(output, chat)
+        raise _failure(output, form)
     return output
 
 
-def _failure(output: TextOutput, chat: ChatInput) -> MMServeError:
-    """What the engine ended ``chat`` with, as an error of its kind."""
+def _failure(output: TextOutput, form: Grammar | None) -> MMServeError:
+    """What the engine ended a request with, as an error of its kind."""
     match output.error_code:
         case DeadlineExceeded.code:
             return DeadlineExceeded(output.error or "its deadline passed", param="deadline_ms")
         case NoTokenAllowed.code:
             return NoTokenAllowed(output.error or NoTokenAllowed.said)
         case InvalidGrammar.code:
-            form = chat.sampling.grammar
             param = None if form is None else form.param
             return InvalidGrammar(output.error or "it cannot be kept to", param=param)
     if output.finish_reason == "abort":

@@ -19,6 +19,7 @@ from mmserve.core.env import prepare_environment
 from mmserve.core.messages import ChatInput, ImagePart, Seen, TextOutput, VideoPart
 from mmserve.core.metrics import Metrics, RequestWatch
 from mmserve.core.thinking import Start
+from mmserve.live.desk import LiveDesk
 from mmserve.preprocess.cache import EarlyAnswers
 from mmserve.preprocess.desk import PrepareDesk
 from mmserve.preprocess.library import MediaLibrary
@@ -50,6 +51,7 @@ class Service:
         self.metrics = Metrics(self.stats)
         self._desk = _desk(config, workers, engine, self.metrics)
         self._engine = engine
+        self.live = LiveDesk(config, processor.writer, self._desk, engine, self.metrics)
         self.library = MediaLibrary(config.media.media_store_mib << 20, config.media.media_store_s)
 
     @classmethod
@@ -108,11 +110,17 @@ class Service:
         return self._engine.failed
 
     def stats(self) -> dict[str, Any]:
-        """Counts and gauges of the engine (see ``Engine.stats``), of preprocessing and of what callers have
-        stored. Each number has its line in ``core.figures.FIGURES``."""
+        """Counts and gauges of the engine (see ``Engine.stats``), of preprocessing, of live sessions and of
+        what callers have stored. Each number has its line in ``core.figures.FIGURES``."""
         engine = self._engine.stats()
         expired = engine.get("expired", 0) + self._desk.expired
-        return {**engine, **self._desk.stats(), **self.library.stats(), "expired": expired}
+        return {
+            **engine,
+            **self._desk.stats(),
+            **self.library.stats(),
+            **self.live.stats(),
+            "expired": expired,
+        }
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of ``text``, in which reserved tokens count."""

@@ -245,6 +245,27 @@ class ServerOptions(Section):
 
 
 @dataclass(frozen=True)
+class RealtimeOptions(Section):
+    max_frame_bytes: int = option(
+        4 << 20, "largest frame of a camera in bytes; a larger one is dropped as too_big", low=1024
+    )
+
+
+@dataclass(frozen=True)
+class LiveOptions(Section):
+    max_live_sessions: int = option(
+        256, "live sessions (cameras that are watched) at once before new ones are refused", low=1
+    )
+    live_load: float = option(
+        0.9,
+        "share of the engine's time that live sessions may take, by what their frames are measured to cost:"
+        " beyond it they send fewer frames, then fewer pixels, then new ones are refused",
+        low=0.01,
+        high=16.0,
+    )
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole tree. ``Config.of(model="...", port=8080)`` sets fields by their unique names."""
 
@@ -254,6 +275,8 @@ class Config:
     runner: RunnerOptions = field(default_factory=RunnerOptions)
     media: MediaOptions = field(default_factory=MediaOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+    live: LiveOptions = field(default_factory=LiveOptions)
+    realtime: RealtimeOptions = field(default_factory=RealtimeOptions)
 
     @classmethod
     def of(cls, **values: Any) -> "Config":

@@ -83,6 +83,20 @@ FIGURES: dict[str, Figure] = {
     "pixel_cache_bytes": Figure("pixel_cache_bytes", "Bytes of pixels kept until the encoder has them"),
     "pixel_cache_hits": Figure("cache_hits", _HITS, "counter", "pixels"),
     "pixel_cache_misses": Figure("cache_misses", _MISSES, "counter", "pixels"),
+    "live_sessions": Figure("live_sessions", "Cameras that are watched"),
+    "live_refused": Figure("live_refused", "Live sessions refused for want of room", "counter"),
+    "live_load": Figure(
+        "live_load", "Engine time that live sessions would take at full rate and pixels, in seconds a second"
+    ),
+    "live_slowed": Figure("live_slowed", "How many times fewer frames cameras send than they may"),
+    "live_shrunk": Figure("live_shrunk", "How many times fewer pixels their frames have"),
+    "live_frame_cost_seconds": Figure(
+        "live_frame_cost_seconds", "Engine time that a frame takes, as measured lately"
+    ),
+    "live_context_tokens": Figure("live_context_tokens", "Tokens in the contexts of live sessions"),
+    "live_kept_bytes": Figure(
+        "live_kept_bytes", "Bytes of frames kept in case their pixels are asked for again"
+    ),
     "media_store_items": Figure("media_store_items", "Media that callers stored or named"),
     "media_store_bytes": Figure("media_store_bytes", "Bytes of media that callers stored or named"),
     "media_store_evicted": Figure("media_store_evicted", "Stored media dropped for room", "counter"),

@@ -15,6 +15,7 @@ from mmserve.core.messages import TextOutput, Timings, Usage
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 STAGES = ("fetch", "queue", "decode", "resize", "digest", "template", "tokenise", "layout")
+LIVE_STAGES = ("received", "gated", "decoded", "encoded", "prefilled", "first_token")
 PROMPT_KINDS = ("text", "image", "video", "cached")
 MediaOutcome = Literal["decoded", "cached", "refused", "failed"]
 RequestOutcome = Literal["stop", "length", "abort", "error", "refused"]
@@ -58,6 +59,15 @@ class Metrics:
             "time_to_first_token_seconds", "From the call to its first token", _WAIT
         )
         self.inter_token = self._histogram("inter_token_latency_seconds", "From token to token", _TOKEN)
+        self._live_frames = self._counter("live_frames", "Frames of cameras by what became of them", ["fate"])
+        self._live_ages = self._histogram(
+            "live_frame_age_seconds", "Age of frames since capture when they passed a stage", _WAIT, ["stage"]
+        )
+        for stage in LIVE_STAGES:
+            self._live_ages.labels(stage)
+        self._live_answers = self._counter(
+            "live_answers", "Answers about cameras by how they ended", ["outcome"]
+        )
 
     # ------------------------------------------------------------ as things happen
 
@@ -107,6 +117,18 @@ class Metrics:
         for kind, count in zip(PROMPT_KINDS, counts, strict=True):
             self._prompt[kind].inc(count)
         self._generated.inc(usage.completion_tokens)
+
+    def live_frames(self, fate: str, count: int = 1) -> None:
+        """``count`` frames of a camera have met their ``fate``."""
+        self._live_frames.labels(fate).inc(count)
+
+    def live_age(self, stage: str, seconds: float) -> None:
+        """A frame was so old when it passed ``stage``, one of ``LIVE_STAGES``; first_token is the first of an
+        answer that knew of it."""
+        self._live_ages.labels(stage).observe(seconds)
+
+    def live_answer(self, outcome: str) -> None:
+        self._live_answers.labels(outcome).inc()
 
     # ------------------------------------------------------------ when asked
 
