@@ -18,7 +18,7 @@ from mmserve.core.errors import ModelLoadError
 PACKAGES = (
     *("torch", "safetensors", "tokenizers", "numpy", "pillow", "opencv-python-headless", "av"),
     *("fastapi", "uvicorn", "msgspec", "pyzmq", "transformers", "triton", "flashinfer-python"),
-    *("llguidance", "xgrammar"),
+    *("llguidance", "xgrammar", "aiortc"),
 )
 CPU_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
@@ -27,7 +27,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="show versions, devices, the backends that will run and why")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--load", action="store_true", help="also load the model and caption one picture")
-    add_arguments(parser, "model", "runner", "media", "scheduler", "cache", "server")
+    add_arguments(
+        parser, "model", "runner", "media", "scheduler", "cache", "server", "live", "realtime", "cameras"
+    )
     parser.set_defaults(run=run)
 
 
@@ -86,6 +88,8 @@ def processes(config: Config) -> dict[str, Any]:
         "engine": "the model" if own else "in the api (engine_process is off)",
         "detokenizer": "text of tokens" if own else "in the api (engine_process is off)",
         "workers": f"{workers} decode, 1 lays out prompts" if workers else "in the api",
+        "cameras": "one for each that is pulled or comes by WebRTC",
+        "webrtc": "aiortc" if _version("aiortc") else "not there: pip install 'mmserve[webrtc]' brings it",
     }
 
 

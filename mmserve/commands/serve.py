@@ -5,7 +5,7 @@ from typing import Any
 
 from mmserve.core.config import BUNDLED_MODEL, add_arguments, from_arguments
 
-ALL = ("model", "server", "live", "realtime", "media", "scheduler", "cache", "runner")
+ALL = ("model", "server", "live", "realtime", "cameras", "media", "scheduler", "cache", "runner")
 
 
 def add(commands: Any) -> None:

@@ -6,6 +6,7 @@ cannot exist without being checked and documented.
 """
 
 import argparse
+import ipaddress
 import math
 import re
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from mmserve.core.errors import ConfigError
 BUNDLED_MODEL = "mmserve/tiny-vl"
 NO_BOUND = 1e9  # a ``stall_factor`` that nothing reaches
 _HOST_NAMES = re.compile(r"\s*[\w-]+(\.[\w-]+)*\s*(,\s*[\w-]+(\.[\w-]+)*\s*)*", re.ASCII)
+_ICE_SERVER = re.compile(r"stun:[^\s@:]+:\d{1,5}|turn:[^\s@:]+:[^\s@]+@[^\s@:]+:\d{1,5}")
+_PORTS = re.compile(r"(\d{4,5})-(\d{4,5})", re.ASCII)
 
 
 def option(
@@ -299,11 +302,84 @@ class Config:
         """The same for callers who read no answer before its end: unless ``stall_factor`` was given, prompts
         and pictures may hold up tokens for as long as they like, which gets more done in all."""
         if self.scheduler.stall_factor is not None:
+@dataclass(frozen=True)
+class CameraOptions(Section):
+    max_cameras: int = option(64, "cameras at once that come by WebRTC, uploads or are pulled", low=1)
+    pull_cameras: bool = option(
+        False, "let callers have this server pull cameras: an rtsp, http(s) or file URL to POST /v1/cameras"
+    )
+    allow_private_cameras: bool = option(
+        False, "also pull cameras from private and loopback addresses, where those of one's own network are"
+    )
+    camera_max_pixels: int = option(
+        3840 * 2160, "largest frame of a pulled or WebRTC camera in pixels; what is larger is dropped", low=64
+    )
+    camera_max_s: float = option(86400.0, "seconds after which a camera is ended, however it does", low=0.1)
+    camera_connect_s: float = option(
+        20.0, "seconds that a camera has to connect and to show its first frame", low=0.1
+    )
+    camera_idle_s: float = option(
+        20.0,
+        "seconds without a frame after which a camera that sends is ended, and one that is pulled is"
+        " connected to again",
+        low=0.1,
+    )
+    camera_away_s: float = option(
+        600.0, "seconds without a frame after which a pulled camera is given up", low=0.1
+    )
+    camera_memory_mib: int = option(1024, "memory that one camera's process may use in MiB", low=256)
+    webrtc_hosts: str | None = option(
+        None,
+        "addresses of this machine at which WebRTC is offered, the most reachable first, separated by commas"
+        " or given one by one; all but loopback if not given",
+        many=True,
+    )
+    webrtc_announce: str | None = option(
+        None, "address to offer WebRTC at first, where a router passes its UDP ports on to this machine"
+    )
+    webrtc_ports: str | None = option(
+        None, "UDP ports that WebRTC uses, as LOWEST-HIGHEST; any that are free if not given"
+    )
+    webrtc_private: bool = option(
+        False,
+        "also send to WebRTC clients at the private addresses they name; without it those connect too, where"
+        " they reach this machine by themselves",
+    )
+    ice_servers: str | None = option(
+        None,
+        "STUN and TURN servers, as stun:HOST:PORT or turn:USER:SECRET@HOST:PORT, separated by commas or given"
+        " one by one; none if not given",
+        many=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.allow_private_cameras and not self.pull_cameras:
+            raise ConfigError(
+                "allow_private_cameras contradicts pull_cameras being off", param="allow_private_cameras"
+            )
+        for name in ("webrtc_hosts", "webrtc_announce"):
+            for host in listed(getattr(self, name)):
+                _check_address(name, host)
+        for server in listed(self.ice_servers):
+            if not _ICE_SERVER.fullmatch(server):
+                raise ConfigError(
+                    "ice_servers must be stun:HOST:PORT or turn:USER:SECRET@HOST:PORT, not"
+                    f" {_without_secret(server)!r}",
+                    param="ice_servers",
+                )
+        if self.webrtc_ports is not None and not port_range(self.webrtc_ports):
+            raise ConfigError(
+                f"webrtc_ports must be LOWEST-HIGHEST within 1024-65535, not {self.webrtc_ports!r}",
+                param="webrtc_ports",
+            )
+
+
             return self
         return replace(self, scheduler=replace(self.scheduler, stall_factor=NO_BOUND))
 
     def flat(self) -> dict[str, dict[str, Any]]:
-        """``{section: {field: value}}`` for printing; the API key is masked."""
+        """``{section: {field: value}}`` for printing; the API key and secrets are masked."""
         tree = {
             f.name: {g.name: getattr(getattr(self, f.name), g.name) for g in fields(getattr(self, f.name))}
             for f in fields(self)
@@ -311,6 +387,7 @@ class Config:
         if tree["server"]["api_key"]:
             tree["server"]["api_key"] = "***"
         return tree
+    cameras: CameraOptions = field(default_factory=CameraOptions)
 
 
 def options() -> Iterator[tuple[str, Field[Any]]]:
@@ -344,9 +421,36 @@ def add_arguments(parser: argparse.ArgumentParser, *sections: str, skip: tuple[s
                 type=kind,
                 choices=meta["choices"],
                 default=argparse.SUPPRESS,
+        servers = listed(self.cameras.ice_servers)
+        tree["cameras"]["ice_servers"] = ", ".join(map(_without_secret, servers)) or None
                 help=note,
                 metavar=_metavar(meta),
             )
+def listed(values: str | None) -> tuple[str, ...]:
+    """The values of an option with ``many``, none if it is not given."""
+    return tuple(value.strip() for value in (values or "").split(",") if value.strip())
+
+
+def port_range(text: str) -> range:
+    """The ports of LOWEST-HIGHEST; none if they cannot be."""
+    found = _PORTS.fullmatch(text)
+    low, high = map(int, found.groups()) if found else (0, 0)
+    return range(low, high + 1) if 1024 <= low <= high <= 65535 else range(0)
+
+
+def _check_address(name: str, host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"{name} must be numeric addresses, not {host!r}", param=name) from None
+
+
+def _without_secret(server: str) -> str:
+    """An ICE server as it may be shown."""
+    kind, _, rest = server.partition(":")
+    return f"{kind}:***@{rest.rpartition('@')[2]}" if "@" in rest else server
+
+
 
 
 class _Joined(argparse.Action):

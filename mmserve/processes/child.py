@@ -112,6 +112,11 @@ class Child:
         return ChildDied(self, how)
 
     @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._ending.done()
+
+    @property
     def trouble(self) -> str | None:
         """Why it is not relied on at this moment; None if it is. On any thread."""
         trouble = self._vitals.trouble

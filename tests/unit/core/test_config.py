@@ -52,6 +52,17 @@ def test_values_find_their_section() -> None:
         ({"hang_timeout_s": 1}, "hang_timeout_s must be at least 3.0, not 1"),
         ({"step_timeout_s": 0}, "step_timeout_s must be at least 1.0, not 0"),
         ({"hang_timeout_s": 9, "engine_process": False}, "contradicts engine_process being off"),
+        ({"allow_private_cameras": True}, "contradicts pull_cameras being off"),
+        (
+            {"webrtc_hosts": "10.0.0.1,example.org"},
+            "webrtc_hosts must be numeric addresses, not 'example.org'",
+        ),
+        ({"webrtc_announce": "example.org"}, "webrtc_announce must be numeric addresses"),
+        ({"webrtc_ports": "50000"}, "webrtc_ports must be LOWEST-HIGHEST within 1024-65535, not '50000'"),
+        ({"webrtc_ports": "50100-50000"}, "webrtc_ports must be LOWEST-HIGHEST"),
+        ({"webrtc_ports": "1000-2000"}, "webrtc_ports must be LOWEST-HIGHEST"),
+        ({"ice_servers": "stun.example"}, "ice_servers must be stun:HOST:PORT or"),
+        ({"ice_servers": "turn:me:s3cret@turn.example"}, "not 'turn:***@turn.example'"),
     ],
 )
 def test_wrong_value_names_field_value_and_what_is_allowed(values: dict, words: str) -> None:
@@ -86,11 +97,13 @@ def test_every_field_is_documented_and_named_once() -> None:
     assert all(f.metadata["doc"] for _, f in options())
 
 
-def test_tree_is_frozen_and_masks_the_api_key() -> None:
+def test_tree_is_frozen_and_masks_keys_and_secrets() -> None:
     config = Config.of(api_key="secret")
     with pytest.raises(AttributeError):
         config.server.port = 1  # type: ignore[misc]
     assert "secret" not in str(config.flat())
+    config = Config.of(ice_servers="stun:stun.example:3478,turn:me:secret@turn.example:3478")
+    assert config.flat()["cameras"]["ice_servers"] == "stun:stun.example:3478, turn:***@turn.example:3478"
 
 
 def test_no_option_is_parsed_and_ignored() -> None:
