@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from av.video.reformatter import Interpolation, VideoReformatter
 from msgspec import structs
 from PIL import Image
 
@@ -75,6 +76,7 @@ class Lookout:
         self._post = post
         self._policy = policy
         self._sluice = Sluice(policy)
+        self._reformatter = VideoReformatter()  # used by the post's thread alone
         self._seq = 0
         self._received = 0
         self._dropped: dict[Fate, Drop] = {}
@@ -116,16 +118,20 @@ class Lookout:
     def _rgb(self, frame: Any, seq: int, captured: float) -> np.ndarray | None:
         """uint8 [h, w, 3], upright, and not much larger than the model will see it."""
         try:
-            picture = upright(frame, self._background)
+            return np.asarray(upright(self._shrunk(frame), self._background))
         except (MediaError, *FAULTS):
             self._drop("decode_error", seq, captured)
             return None
-        most = self._policy.max_pixels * ROOM
-        if picture.width * picture.height > most:
-            scale = (most / (picture.width * picture.height)) ** 0.5
-            size = max(1, int(picture.width * scale)), max(1, int(picture.height * scale))
-            picture = picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
-        return np.asarray(picture)
+
+    def _shrunk(self, frame: Any) -> Any:
+        """As many pixels as are sent at most, before colours are made of them: that takes a tenth of the time."""
+        scale = (self._policy.max_pixels * ROOM / (frame.width * frame.height)) ** 0.5
+        if scale >= 1:
+            return frame
+        width, height = max(1, int(frame.width * scale)), max(1, int(frame.height * scale))
+        return self._reformatter.reformat(
+            frame, width=width, height=height, interpolation=Interpolation.AREA, threads=1
+        )
 
     def _count(self) -> None:
         with self._lock:

@@ -1,5 +1,6 @@
 """Which frames of a camera leave its process."""
 
+import io
 import socket
 import threading
 import time
@@ -8,7 +9,10 @@ from itertools import pairwise
 import av
 import numpy as np
 import pytest
+from av.video.reformatter import Colorspace
 from helpers.cameras import scene
+from helpers.media_files import rotated
+from PIL import Image
 
 from mmserve.core.config import CameraOptions, MediaOptions
 from mmserve.live.policy import SessionPolicy
@@ -17,6 +21,19 @@ from mmserve.live.sources.messages import PREFIX_BYTES, Picture, Tally, from_cam
 from mmserve.live.sources.post import Post, Shown
 
 REST = scene(0, moving=False)
+
+
+def clip_of(pixels):
+    """An mp4 of one frame, marked as BT.709."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=10, options={"crf": "5", "colorspace": "bt709"})
+        stream.height, stream.width, stream.pix_fmt = *pixels.shape[:2], "yuv444p"
+        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        frame = frame.reformat(format="yuv444p", dst_colorspace=Colorspace.ITU709)
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
 
 
 def frame_of(pixels, pixel_format="yuv420p"):
@@ -149,6 +166,20 @@ def test_frames_are_made_no_larger_than_they_are_of_use(api):
     _, pixels = api.read_until(Picture)
     assert 64 * 64 <= pixels.shape[0] * pixels.shape[1] <= 2 * 64 * 64
     assert pixels.shape[1] / pixels.shape[0] == pytest.approx(16 / 9, rel=0.05)
+
+
+def test_large_frames_keep_their_colours_and_are_turned_upright(api):
+    data = rotated(clip_of(np.kron(REST, np.ones((10, 10, 1), np.uint8))), 90)
+    with av.open(io.BytesIO(data)) as container:
+        frame = next(container.decode(video=0))
+    now = time.monotonic()
+    lookout(api).see(frame, now, now)
+    _, pixels = api.read_until(Picture)
+    height, width, _ = pixels.shape
+    assert height > width
+    assert height * width < 2 << 18
+    wanted = np.asarray(Image.fromarray(np.rot90(REST, -1)).resize((width, height), Image.Resampling.BOX))
+    assert np.abs(pixels.astype(int) - wanted).mean() < 6
 
 
 def test_frames_that_are_dropped_are_counted_by_reason(api):
