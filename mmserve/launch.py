@@ -18,6 +18,7 @@ from mmserve.logs import set_up_logging
 from mmserve.server.app import create_app
 from mmserve.server.drain import Drain
 from mmserve.server.health import Readiness
+from mmserve.server.socket_wire import SocketWire
 from mmserve.server.wire import Wire
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ def server_config(app: object, config: Config) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=partial(Wire, head_s=config.server.body_idle_s),  # type: ignore[arg-type]
+        ws=SocketWire,
+        ws_max_size=config.realtime.max_message_bytes,
+        ws_ping_interval=config.realtime.realtime_ping_s,
+        ws_ping_timeout=config.realtime.realtime_ping_s,
+        ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         server_header=False,

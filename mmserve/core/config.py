@@ -249,8 +249,41 @@ class ServerOptions(Section):
 
 @dataclass(frozen=True)
 class RealtimeOptions(Section):
+    realtime_clients: int = option(256, "clients of /v1/realtime at once; more are closed with 1013", low=1)
+    max_message_bytes: int = option(
+        16 << 20, "largest message of such a client in bytes; a larger one closes it with 1009", low=1024
+    )
     max_frame_bytes: int = option(
         4 << 20, "largest frame of a camera in bytes; a larger one is dropped as too_big", low=1024
+    )
+    realtime_unread_kib: int = option(
+        1024,
+        "events in KiB that may wait for a client to read them before it is closed with 1008; what repeats"
+        " its own words does not count",
+        low=1,
+    )
+    realtime_events: int = option(
+        6000,
+        "events that a client may send in a minute before it is closed with 4429; frames do not count",
+        low=1,
+    )
+    realtime_ping_s: float = option(
+        20.0, "seconds between two pings; a client that answers none within as many is closed", low=0.1
+    )
+    realtime_idle_s: float = option(
+        600.0,
+        "seconds after which a client that sends nothing, watches no camera and waits for no answer is closed"
+        " with 4408",
+        low=0.1,
+    )
+    realtime_conversation_mib: int = option(
+        64, "memory for the texts and pictures of one client's conversation in MiB", low=1
+    )
+    allow_origins: str | None = option(
+        None,
+        "web sites that may connect, as https://example.org; * for all. If none is given: all where a key is"
+        " asked for, else this host and pages of this machine",
+        many=True,
     )
 
 

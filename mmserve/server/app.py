@@ -19,6 +19,7 @@ from mmserve.server import (
     library,
     metrics,
     models,
+    realtime,
     responses,
     tokenize,
 )
@@ -27,6 +28,7 @@ from mmserve.server.drain import Drain
 from mmserve.server.health import Readiness
 from mmserve.server.response_store import ResponseStore
 from mmserve.server.schema import describe_bodies
+from mmserve.server.socket_door import origins_of
 
 
 def create_app(service: Generator, config: Config) -> FastAPI:
@@ -38,11 +40,14 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.readiness = Readiness(service, app.state.drain)
     app.state.responses = ResponseStore(most_bytes=config.server.response_store_mib << 20)
     app.state.desk = MediaDesk(config.media, service.library, service.metrics)
-    for part in (chat, responses, completions, tokenize, captions, library, models, health, metrics):
+    app.state.links = set()
+    rest = (chat, responses, completions, tokenize, captions, library, models, health, metrics)
+    for part in (*rest, realtime):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)
-    app.add_middleware(Door, options=config.server, drain=app.state.drain)
+    origins = origins_of(config.realtime.allow_origins)
+    app.add_middleware(Door, options=config.server, drain=app.state.drain, origins=origins)
     return app
 
 

@@ -18,6 +18,7 @@ from mmserve.core.digest import framed_digest
 from mmserve.core.errors import MMServeError, PayloadTooLarge, Unauthorized
 from mmserve.server.drain import Drain
 from mmserve.server.errors import RequestTimeout, error_response, told
+from mmserve.server.socket_door import SocketVisit, check_origin, shown_key
 
 access = logging.getLogger("mmserve.access")
 log = logging.getLogger("mmserve.server")
@@ -31,13 +32,19 @@ class Door:
     """ASGI middleware. Health checks and metrics need no key, and are answered while the server drains;
     everything else needs one if one is set."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions, drain: Drain) -> None:
+    def __init__(
+        self, app: ASGIApp, options: ServerOptions, drain: Drain, origins: tuple[str, ...] = ()
+    ) -> None:
         self.app = app
+        self.origins = origins
         self.drain = drain
         self.options = options
         self.owners = {key.encode(): owner_of(key) for key in options.api_keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            wanted = Headers(scope=scope).get("x-request-id")
+            return await self._hold(scope, SocketVisit(scope, receive, send, request_id(wanted)))
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         visit = Visit(scope, receive, send, self.options)
@@ -59,14 +66,27 @@ class Door:
         self.drain.check()
         if not self.owners:
             return owner_of(None)
-        kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
+        key = shown_key(scope)
+        if key is None:
             raise Unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
-        shown = token.strip().encode()
+        shown = key.encode()
         owners = [owner for key, owner in self.owners.items() if hmac.compare_digest(shown, key)]
         if not owners:
             raise Unauthorized("the API key is not valid")
         return owners[0]
+
+    async def _hold(self, scope: Scope, visit: SocketVisit) -> None:
+        """A websocket, for as long as it is open."""
+        try:
+            scope["owner"] = self._admitted(scope)
+            check_origin(scope, self.origins, keyed=bool(self.owners))
+        except MMServeError as refusal:
+            await visit.refuse(refusal)
+        else:
+            with self.drain.inside():
+                await self.app(scope, visit.receive, visit.send)
+        finally:
+            visit.log()
 
     async def _serve(self, scope: Scope, visit: "Visit") -> None:
         try:

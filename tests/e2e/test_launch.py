@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 # The real command over a service without a model.
 SCRIPT = """
@@ -86,6 +88,19 @@ def test_a_stopping_server_finishes_what_it_began(start, sign):
     out, _ = process.communicate(timeout=10)
     assert process.returncode == 0
     assert out.endswith("closed\n")
+
+
+def test_a_stopping_server_closes_websockets_and_waits_for_none_that_is_idle(start):
+    process, url = start("--drain-s", "600")
+    with connect(f"{url.replace('http', 'ws', 1)}/v1/realtime") as client:
+        assert json.loads(client.recv(timeout=10))["type"] == "session.created"
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed):
+            client.recv(timeout=10)
+        assert (client.close_code, client.close_reason) == (1001, "the server is stopping")
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "Traceback" not in err
 
 
 def test_a_stopping_server_waits_no_longer_than_its_deadline(start):
