@@ -281,8 +281,9 @@ class RealtimeOptions(Section):
     )
     allow_origins: str | None = option(
         None,
-        "web sites that may connect, as https://example.org; * for all. If none is given: all where a key is"
-        " asked for, else this host and pages of this machine",
+        "web sites whose pages may open websockets and read answers over HTTP, as https://example.org; * for"
+        " all. If none is given: over HTTP none, websockets all where a key is asked for, else this host and"
+        " pages of this machine",
         many=True,
     )
 
@@ -301,40 +302,6 @@ class LiveOptions(Section):
     )
 
 
-@dataclass(frozen=True)
-class Config:
-    """The whole tree. ``Config.of(model="...", port=8080)`` sets fields by their unique names."""
-
-    model: ModelOptions = field(default_factory=ModelOptions)
-    cache: CacheOptions = field(default_factory=CacheOptions)
-    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
-    runner: RunnerOptions = field(default_factory=RunnerOptions)
-    media: MediaOptions = field(default_factory=MediaOptions)
-    server: ServerOptions = field(default_factory=ServerOptions)
-    live: LiveOptions = field(default_factory=LiveOptions)
-    realtime: RealtimeOptions = field(default_factory=RealtimeOptions)
-
-    @classmethod
-    def of(cls, **values: Any) -> "Config":
-        """A tree with ``values`` set, each name looked up in all sections; ConfigError for an unknown one."""
-        homes = {f.name: section for section, f in options()}
-        unknown = sorted(set(values) - set(homes))
-        if unknown:
-            raise ConfigError(
-                f"unknown option {unknown[0]!r}; known: {', '.join(sorted(homes))}", param=unknown[0]
-            )
-        kinds = get_type_hints(cls)
-        return cls(
-            **{
-                name: kind(**{k: v for k, v in values.items() if homes[k] == name})
-                for name, kind in kinds.items()
-            }
-        )
-
-    def for_whole_answers(self) -> "Config":
-        """The same for callers who read no answer before its end: unless ``stall_factor`` was given, prompts
-        and pictures may hold up tokens for as long as they like, which gets more done in all."""
-        if self.scheduler.stall_factor is not None:
 @dataclass(frozen=True)
 class CameraOptions(Section):
     max_cameras: int = option(64, "cameras at once that come by WebRTC, uploads or are pulled", low=1)
@@ -408,6 +375,41 @@ class CameraOptions(Section):
             )
 
 
+@dataclass(frozen=True)
+class Config:
+    """The whole tree. ``Config.of(model="...", port=8080)`` sets fields by their unique names."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    runner: RunnerOptions = field(default_factory=RunnerOptions)
+    media: MediaOptions = field(default_factory=MediaOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    live: LiveOptions = field(default_factory=LiveOptions)
+    realtime: RealtimeOptions = field(default_factory=RealtimeOptions)
+    cameras: CameraOptions = field(default_factory=CameraOptions)
+
+    @classmethod
+    def of(cls, **values: Any) -> "Config":
+        """A tree with ``values`` set, each name looked up in all sections; ConfigError for an unknown one."""
+        homes = {f.name: section for section, f in options()}
+        unknown = sorted(set(values) - set(homes))
+        if unknown:
+            raise ConfigError(
+                f"unknown option {unknown[0]!r}; known: {', '.join(sorted(homes))}", param=unknown[0]
+            )
+        kinds = get_type_hints(cls)
+        return cls(
+            **{
+                name: kind(**{k: v for k, v in values.items() if homes[k] == name})
+                for name, kind in kinds.items()
+            }
+        )
+
+    def for_whole_answers(self) -> "Config":
+        """The same for callers who read no answer before its end: unless ``stall_factor`` was given, prompts
+        and pictures may hold up tokens for as long as they like, which gets more done in all."""
+        if self.scheduler.stall_factor is not None:
             return self
         return replace(self, scheduler=replace(self.scheduler, stall_factor=NO_BOUND))
 
@@ -419,8 +421,34 @@ class CameraOptions(Section):
         }
         if tree["server"]["api_key"]:
             tree["server"]["api_key"] = "***"
+        servers = listed(self.cameras.ice_servers)
+        tree["cameras"]["ice_servers"] = ", ".join(map(_without_secret, servers)) or None
         return tree
-    cameras: CameraOptions = field(default_factory=CameraOptions)
+
+
+def listed(values: str | None) -> tuple[str, ...]:
+    """The values of an option with ``many``, none if it is not given."""
+    return tuple(value.strip() for value in (values or "").split(",") if value.strip())
+
+
+def port_range(text: str) -> range:
+    """The ports of LOWEST-HIGHEST; none if they cannot be."""
+    found = _PORTS.fullmatch(text)
+    low, high = map(int, found.groups()) if found else (0, 0)
+    return range(low, high + 1) if 1024 <= low <= high <= 65535 else range(0)
+
+
+def _check_address(name: str, host: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"{name} must be numeric addresses, not {host!r}", param=name) from None
+
+
+def _without_secret(server: str) -> str:
+    """An ICE server as it may be shown."""
+    kind, _, rest = server.partition(":")
+    return f"{kind}:***@{rest.rpartition('@')[2]}" if "@" in rest else server
 
 
 def options() -> Iterator[tuple[str, Field[Any]]]:
@@ -454,36 +482,9 @@ def add_arguments(parser: argparse.ArgumentParser, *sections: str, skip: tuple[s
                 type=kind,
                 choices=meta["choices"],
                 default=argparse.SUPPRESS,
-        servers = listed(self.cameras.ice_servers)
-        tree["cameras"]["ice_servers"] = ", ".join(map(_without_secret, servers)) or None
                 help=note,
                 metavar=_metavar(meta),
             )
-def listed(values: str | None) -> tuple[str, ...]:
-    """The values of an option with ``many``, none if it is not given."""
-    return tuple(value.strip() for value in (values or "").split(",") if value.strip())
-
-
-def port_range(text: str) -> range:
-    """The ports of LOWEST-HIGHEST; none if they cannot be."""
-    found = _PORTS.fullmatch(text)
-    low, high = map(int, found.groups()) if found else (0, 0)
-    return range(low, high + 1) if 1024 <= low <= high <= 65535 else range(0)
-
-
-def _check_address(name: str, host: str) -> None:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        raise ConfigError(f"{name} must be numeric addresses, not {host!r}", param=name) from None
-
-
-def _without_secret(server: str) -> str:
-    """An ICE server as it may be shown."""
-    kind, _, rest = server.partition(":")
-    return f"{kind}:***@{rest.rpartition('@')[2]}" if "@" in rest else server
-
-
 
 
 class _Joined(argparse.Action):
