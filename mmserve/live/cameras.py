@@ -115,7 +115,7 @@ class Camera:
     def put(self, frame: Frame) -> None:
         """A frame has come."""
         self.session.put(frame)
-        self._came()
+        self.came(1)
 
     def say(self, message: ToCamera) -> bool:
         """To its process; False if there is none, or it does not listen."""
@@ -128,7 +128,7 @@ class Camera:
             self.session.drop(fate, drop.seq, _past(drop.captured, time.monotonic()), drop.count)
         self.received += received
         if received > dropped.get("decode_error", _NONE).count:
-            self._came(0)
+            self.came(0)
 
     def card(self) -> dict[str, Any]:
         """What is told of it."""
@@ -148,7 +148,8 @@ class Camera:
             "policy": structs.asdict(self.session.policy),
         }
 
-    def _came(self, count: int = 1) -> None:
+    def came(self, count: int) -> None:
+        """Frames have come; ``count`` of them are not counted yet."""
         self.received += count
         self.seen = time.monotonic()
         if self.state != "ended":
@@ -405,6 +406,7 @@ def _take(camera: Camera, message: FromCamera, pixels: np.ndarray | None) -> Non
             camera.session.put(
                 Frame(seq=message.seq, pixels=pixels, luma=message.luma, captured=captured, received=received)
             )
+            camera.came(0)
         case Tally():
             camera.tally(message.received, message.dropped)
         case Live():

@@ -3,14 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from mmserve import __version__
 from mmserve.core.config import Config
 from mmserve.generation import Generator
+from mmserve.live.cameras import Camera, Cameras, Channel
+from mmserve.live.figures import counted
 from mmserve.media import MediaDesk
 from mmserve.server import (
+    cameras,
     captions,
     chat,
     completions,
@@ -18,14 +23,17 @@ from mmserve.server import (
     health,
     library,
     metrics,
+    mjpeg,
     models,
     realtime,
     responses,
     tokenize,
+    whip,
 )
 from mmserve.server.door import Door
 from mmserve.server.drain import Drain
 from mmserve.server.health import Readiness
+from mmserve.server.realtime_talk import Talk
 from mmserve.server.response_store import ResponseStore
 from mmserve.server.schema import describe_bodies
 from mmserve.server.socket_door import origins_of
@@ -40,27 +48,51 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.readiness = Readiness(service, app.state.drain)
     app.state.responses = ResponseStore(most_bytes=config.server.response_store_mib << 20)
     app.state.desk = MediaDesk(config.media, service.library, service.metrics)
+    app.state.cameras = Cameras(service, config, lambda: app.state.drain.begun)
+    app.state.cameras.converse = partial(_converse, app)
     app.state.links = set()
     rest = (chat, responses, completions, tokenize, captions, library, models, health, metrics)
-    for part in (*rest, realtime):
+    for part in (*rest, realtime, cameras, whip, mjpeg):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)
     origins = origins_of(config.realtime.allow_origins)
     app.add_middleware(Door, options=config.server, drain=app.state.drain, origins=origins)
+    _let_pages_read(app, origins)
     return app
+
+
+def _let_pages_read(app: FastAPI, origins: tuple[str, ...]) -> None:
+    """Let pages of these sites read answers. Browsers ask about it without a key, before the door."""
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["location", "etag", "link", "accept-patch", "x-request-id"],
+        )
 
 
 @asynccontextmanager
 async def _living(app: FastAPI) -> AsyncIterator[None]:
     """While the application runs, probe pictures prove it ready, again after each restart of the engine.
 
-    The desk's connections are closed at the end.
+    Cameras are looked after; they end, and the desk's connections are closed, at the end.
     """
-    probe = asyncio.create_task(app.state.readiness.watch())
+    jobs = [asyncio.create_task(work) for work in (app.state.readiness.watch(), app.state.cameras.watch())]
     try:
-        yield
+        with counted(app.state.cameras, app.state.service.metrics.registry):
+            yield
     finally:
-        probe.cancel()
-        await asyncio.gather(probe, return_exceptions=True)
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await app.state.cameras.close()
         await app.state.desk.close()
+
+
+def _converse(app: FastAPI, camera: Camera, channel: Channel) -> Talk:
+    """What is said over a camera's data channel is what is said over /v1/realtime."""
+    state = app.state
+    return Talk(state.service, state.desk, state.config.realtime, camera.owner, channel, camera=camera)

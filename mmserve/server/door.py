@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from contextlib import nullcontext
+from math import inf
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -25,6 +26,7 @@ log = logging.getLogger("mmserve.server")
 
 LEAST_RATE = 4096  # bytes a second of a body; slower ones only hold a place
 DRAIN_S = 2.0  # a refused client may still be sending; reading on lets it see the answer
+ENDLESS = ("/v1/mjpeg",)  # bodies that have no end; their pace is looked after as that of others
 _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -105,7 +107,8 @@ class Visit:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, options: ServerOptions) -> None:
         self.scope, self._receive, self._send = scope, receive, send
-        self.limit, self.idle_s = options.max_request_bytes, options.body_idle_s
+        endless = scope["path"] in ENDLESS
+        self.limit, self.idle_s = inf if endless else options.max_request_bytes, options.body_idle_s
         self.headers = Headers(scope=scope)
         self.id = scope["request_id"] = request_id(self.headers.get("x-request-id"))
         self.started = scope["started"] = time.monotonic()

@@ -6,6 +6,7 @@ import msgspec
 from fastapi import FastAPI
 from msgspec import Struct
 
+from mmserve.server.cameras import CameraRequest
 from mmserve.server.completions import CompletionRequest
 from mmserve.server.protocol import CaptionRequest, ChatRequest, MediaFields
 from mmserve.server.responses import ResponseRequest
@@ -22,6 +23,7 @@ BODIES: dict[str, tuple[tuple[str, ...], tuple[type[Struct], ...]]] = {
     "/detokenize": ((JSON,), (DetokenizeRequest,)),
     "/v1/captions": ((JSON, FORM), (CaptionRequest, MediaFields)),
     "/v1/media": ((JSON, FORM), (MediaFields,)),
+    "/v1/cameras": ((JSON,), (CameraRequest,)),
 }
 
 

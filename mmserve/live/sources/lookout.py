@@ -124,7 +124,7 @@ class Lookout:
             return None
 
     def _shrunk(self, frame: Any) -> Any:
-        """As many pixels as are sent at most, before colours are made of them: that takes a tenth of the time."""
+        """No more pixels than are sent, before colours are made of them: that takes a tenth of the time."""
         scale = (self._policy.max_pixels * ROOM / (frame.width * frame.height)) ** 0.5
         if scale >= 1:
             return frame

@@ -109,9 +109,15 @@ class Post:
     def _exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            part = self._socket.recv(count - len(data))
+            part = self._part(count - len(data))
             if not part:
                 self._leave(0)
                 raise EOFError
             data += part
         return bytes(data)
+
+    def _part(self, most: int) -> bytes:
+        try:
+            return self._socket.recv(most)
+        except OSError:  # so it looks when the api had not read everything
+            return b""
