@@ -153,6 +153,7 @@ class Eye:
             stop=wanted.stop,
             remember=wanted.conversation == "auto",
             request_id=request_id,
+            deadline_ms=wanted.deadline_ms,
         )
         async with aclosing(_parsed(answer, wanted)) as pieces:
             async for said in pieces:

@@ -257,10 +257,6 @@ class Talk:
             if not len(self._items) and not wanted.settings.instructions:
                 raise InvalidRequest("there is nothing to answer: create an item first")
             return self._of_items(wanted, list(self._items), name, whole=True)
-        if wanted.deadline_ms is not None:
-            raise unsupported(
-                "response.mmserve.deadline_ms", "beside a camera set deadline_ms in session.mmserve"
-            )
         text = wanted.settings.instructions if wanted.instructions_given else ""
         return self._eye.ask(wanted, [TextPart(text)] if text else [], name)
 

@@ -251,6 +251,15 @@ async def test_an_answer_about_a_camera_is_cancelled(url):
         assert (await asked(client, DESCRIBE, max_output_tokens=4))[-1]["response"]["status"] == "incomplete"
 
 
+async def test_an_answer_about_a_camera_has_a_deadline(url):
+    async with camera(url, sampling={**GREEDY, "ignore_eos": True}) as client:
+        await client.send(sample("cat.jpg"))
+        await acknowledged(client, 1)
+        done = (await asked(client, DESCRIBE, mmserve={"deadline_ms": 1, "sampling": GREEDY}))[-1]["response"]
+        assert (done["status"], done["status_details"]["error"]["code"]) == ("failed", "deadline_exceeded")
+        assert (await asked(client, DESCRIBE, max_output_tokens=4))[-1]["response"]["status"] == "incomplete"
+
+
 async def test_answers_that_a_change_starts_are_responses_too(url):
     async with camera(url, trigger="change", question=DESCRIBE) as client:
         await client.send(sample("cat.jpg"))
