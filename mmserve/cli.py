@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Sequence
 
 from mmserve import __version__
-from mmserve.commands import batch, bench, caption, chat, demo, doctor, evaluate, serve
+from mmserve.commands import batch, bench, camera, caption, chat, demo, doctor, evaluate, serve
 from mmserve.core.env import prepare_environment
 from mmserve.core.errors import ConfigError, MMServeError
 
-COMMANDS = (serve, caption, chat, batch, evaluate, bench, demo, doctor)
+COMMANDS = (serve, caption, chat, camera, batch, evaluate, bench, demo, doctor)
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 

@@ -27,6 +27,7 @@ from mmserve.server import (
     models,
     realtime,
     responses,
+    static,
     tokenize,
     whip,
 )
@@ -52,7 +53,7 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.cameras.converse = partial(_converse, app)
     app.state.links = set()
     rest = (chat, responses, completions, tokenize, captions, library, models, health, metrics)
-    for part in (*rest, realtime, cameras, whip, mjpeg):
+    for part in (*rest, realtime, cameras, whip, mjpeg, static):
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)

@@ -20,6 +20,7 @@ from mmserve.core.errors import MMServeError, PayloadTooLarge, Unauthorized
 from mmserve.server.drain import Drain
 from mmserve.server.errors import RequestTimeout, error_response, told
 from mmserve.server.socket_door import SocketVisit, check_origin, shown_key
+from mmserve.server.static import PREFIX
 
 access = logging.getLogger("mmserve.access")
 log = logging.getLogger("mmserve.server")
@@ -32,7 +33,7 @@ _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 class Door:
     """ASGI middleware. Health checks and metrics need no key, and are answered while the server drains;
-    everything else needs one if one is set."""
+    everything else but the client for browsers needs one if one is set."""
 
     def __init__(
         self, app: ASGIApp, options: ServerOptions, drain: Drain, origins: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class Door:
         if _watching(scope["path"]):
             return owner_of(None)
         self.drain.check()
-        if not self.owners:
+        if not self.owners or scope["path"].startswith(PREFIX):
             return owner_of(None)
         key = shown_key(scope)
         if key is None:
