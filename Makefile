@@ -16,7 +16,7 @@ EXTRAS := dev$(if $(wildcard /proc/driver/nvidia/version),$(comma)gpu,)
 
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: setup demo test lint typecheck gpu-check clean
+.PHONY: setup demo test lint typecheck gpu-check browser-check clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ typecheck: $(STAMP) $(TREE)
 
 gpu-check: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# Cameras of a real browser; without chromium (the Debian package) it is skipped, and says so.
+browser-check: $(STAMP)
+	$(BIN)/python -m pytest -rs tests/e2e/test_browser.py tests/e2e/test_browser_whip.py
 
 clean:
 	rm -rf $(VENV) $(TREE) build *.egg-info
