@@ -1,5 +1,6 @@
 """The processes of a server and the memory they take, as Linux tells it."""
 
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,19 @@ def private_mib(pid: int) -> float | None:
 def peak_mib(pid: int) -> float:
     """The sum of the peaks of all in the family of ``pid``, in MiB. What they share counts in each."""
     return sum(_status(member, "VmHWM") or 0.0 for member in family(pid))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Time that all in the family of ``pid`` have computed so far, those that have ended apart."""
+    return sum(_ticks(member) for member in family(pid)) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> int:
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])  # utime, stime
 
 
 def _status(pid: int, name: str) -> float | None:

@@ -5,7 +5,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from mmserve.commands import bench_offline, bench_serve, bench_simulate, bench_soak
+from mmserve.commands import bench_live, bench_offline, bench_serve, bench_simulate, bench_soak
 from mmserve.core.config import BUNDLED_MODEL
 from mmserve.core.errors import ConfigError
 
@@ -18,6 +18,7 @@ def add(commands: Any) -> None:
     bench_serve.add(benches)
     bench_offline.add(benches)
     bench_soak.add(benches)
+    bench_live.add(benches)
     bench_simulate.add(benches)
 
 
