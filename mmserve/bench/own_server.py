@@ -52,11 +52,13 @@ def own_server(options: Mapping[str, Any]) -> Iterator[OwnServer]:
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """Options as the command line has them."""
+    """Options as the command line of serve has them, on which the model is named without a flag."""
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")
-        if isinstance(value, bool):
+        if name == "model":
+            words.append(str(value))
+        elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             words += [f"--{flag}", str(value)]

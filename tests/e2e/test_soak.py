@@ -70,7 +70,7 @@ async def test_a_server_that_goes_away_fails_and_what_was_seen_is_still_told(mon
         (["--base-url", "http://127.0.0.1:1", "--kv-cache-mib", "9"], "kv_cache_mib"),
         (["--pid", "1"], "pid"),
         (["--base-url", "http://127.0.0.1:1"], "127.0.0.1:1"),
-        (["--model", "/nowhere/at/all"], "did not start"),
+        (["--model", "/nowhere/at/all"], "did not start: mmserve serve: there is no model folder"),
     ],
 )
 def test_what_cannot_be_soaked_is_said(flags, named, capsys):
