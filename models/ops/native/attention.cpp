@@ -41,9 +41,10 @@ static_assert(kTile % kPanel == 0, "a tile is whole panels");
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// 2^x for x <= 0, within 4 units in the last place, and 1 for 0; 0 from where floats lose precision, -126.5. Scores
-// are scaled by log2(e), so that this is all that softmax needs. 2^n * 2^r, |r| <= 1/2: n is added to the exponent of
-// a polynomial for 2^r, whose largest error is 1.2e-7. Comparisons are such that a NaN stays one.
+// 2^x for x <= 0, within 4 units in the last place: just 1 for 0 and just 0 for minus infinity; below -126, where
+// floats lose precision, something less than 2^-126. Scores are scaled by log2(e), so that this is all that softmax
+// needs. 2^n * 2^r, |r| <= 1/2: n is added to the exponent of a polynomial for 2^r, whose largest error is 1e-7.
+// Comparisons are such that a NaN stays one.
 inline Floats weight(Floats x) {
     constexpr float low = -127.0f, shift = 12582912.0f;  // 1.5 * 2^23: its last bit is worth 1
     const Floats inside = most_of(all(low), x);

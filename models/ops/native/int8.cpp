@@ -21,7 +21,7 @@ namespace {
 using namespace mmserve;
 
 constexpr int kBlock = 32;                  // channels of a block
-constexpr int64_t kChunkBytes = 384 << 10;  // activations that stay in the cache while all weights pass by
+constexpr int64_t kChunkBytes = 768 << 10;  // activations that stay in the cache while all weights pass by
 constexpr int64_t kSerialBytes = 64 << 10;  // fewer activations are quantised before the threads start
 
 // By instructions: kInputs of a step, whose codes of activations take 4 bytes as ``Code``s; ``dot``, acc + the
