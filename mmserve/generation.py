@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -23,6 +23,9 @@ from mmserve.core.messages import (
 from mmserve.core.metrics import Metrics
 from mmserve.preprocess.library import MediaLibrary
 
+if TYPE_CHECKING:
+    from mmserve.live.desk import LiveDesk
+
 
 class Generator(Protocol):
     """What endpoints and commands ask of ``mmserve.service.Service``."""
@@ -31,6 +34,7 @@ class Generator(Protocol):
     spec: Any
     library: MediaLibrary
     metrics: Metrics
+    live: "LiveDesk"
 
     @property
     def ready(self) -> bool: ...

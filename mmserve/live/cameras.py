@@ -20,6 +20,7 @@ from msgspec import structs
 
 from mmserve.core.config import Config
 from mmserve.core.errors import MMServeError, NotFound, Overloaded
+from mmserve.live.desk import LiveDesk
 from mmserve.live.frame import Fate, Frame
 from mmserve.live.policy import SessionPolicy
 from mmserve.live.session import LiveSession
@@ -121,6 +122,10 @@ class Camera:
         """To its process; False if there is none, or it does not listen."""
         return self.send is not None and self.send(message)
 
+    def watch(self, policy: SessionPolicy) -> None:
+        """The session's policy has changed, which its process needs to know."""
+        self.say(Watch(policy))
+
     def tally(self, received: int, dropped: dict[Fate, Drop]) -> None:
         """Its process tells of frames that came, and of those that ended there."""
         for fate, drop in dropped.items():
@@ -159,9 +164,9 @@ class Camera:
 class Cameras:
     """All cameras, of all owners; used in the server's event loop. ``watch`` looks after them for ever."""
 
-    def __init__(self, service: Any, config: Config, stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, live: LiveDesk, config: Config, stopping: Callable[[], bool] = lambda: False) -> None:
         self.converse: Converse | None = None  # what a data channel is connected to
-        self._service = service
+        self._live = live
         self._config = config
         self._options = config.cameras
         self._stopping = stopping
@@ -205,11 +210,11 @@ class Cameras:
             raise Overloaded(f"there are {self._options.max_cameras} cameras, the most at once; try later")
         self._opening += 1
         try:
-            session = await self._service.live.open(policy, instructions=instructions, owner=owner)
+            session = await self._live.open(policy, instructions=instructions, owner=owner)
         finally:
             self._opening -= 1
         camera = Camera(kind, owner, name, url, session)
-        session.changed.append(lambda changed: camera.say(Watch(changed)))
+        session.changed.append(camera.watch)
         self._cameras[camera.id] = camera
         self._jobs[camera] = set()
         log.info("%s: a %s camera begins%s", camera.id, kind, f" ({url})" if url else "")

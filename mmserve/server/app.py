@@ -49,7 +49,7 @@ def create_app(service: Generator, config: Config) -> FastAPI:
     app.state.readiness = Readiness(service, app.state.drain)
     app.state.responses = ResponseStore(most_bytes=config.server.response_store_mib << 20)
     app.state.desk = MediaDesk(config.media, service.library, service.metrics)
-    app.state.cameras = Cameras(service, config, lambda: app.state.drain.begun)
+    app.state.cameras = Cameras(service.live, config, lambda: app.state.drain.begun)
     app.state.cameras.converse = partial(_converse, app)
     app.state.links = set()
     rest = (chat, responses, completions, tokenize, captions, library, models, health, metrics)

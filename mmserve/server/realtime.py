@@ -1,9 +1,9 @@
 """/v1/realtime: OpenAI's Realtime protocol over a websocket, for text, pictures and cameras.
 
-A session is closed with 1001 when the server stops, 1003 for what is no session of this kind, 1008 for a
-client that does not read or may not connect, 1009 for a message beyond ``max_message_bytes``, 1011 after a
-fault of ours or a missed ping, 1013 by a full server, 4401 without a valid key, 4408 after silence, and 4429
-for too many events. Before each of these but 1009 and a missed ping stands an ``error`` event or a reason.
+A session is closed with 1001 when the server stops, 1008 for a client that does not read, may not connect
+or asks for what is no session here, 1009 for a message beyond ``max_message_bytes``, 1011 after a fault of
+ours or a missed ping, 1013 by a full server, 4401 without a valid key, 4408 after silence, and 4429 for too
+many events. Before each of these but 1009 and a missed ping stands an ``error`` event or a reason.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import APIRouter, WebSocket
 
-from mmserve.core.errors import MMServeError, NotFound, Overloaded
+from mmserve.core.errors import MMServeError, Overloaded
 from mmserve.server.errors import Stopping, unsupported
 from mmserve.server.models import check_model
 from mmserve.server.realtime_events import Teller
@@ -146,8 +146,5 @@ def _camera(state: Any, owner: str, key: str | None) -> Watched | None:
     """The camera that is named by ``key``, which somebody else feeds."""
     if key is None:
         return None
-    cameras = getattr(state, "cameras", None)
-    if cameras is None:
-        raise NotFound(f"there is no camera {key[:100]!r}", param="camera")
-    found: Watched = cameras.get(owner, key)
+    found: Watched = state.cameras.get(owner, key)
     return found

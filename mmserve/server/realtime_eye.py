@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from mmserve.core.errors import InvalidRequest, MMServeError
 from mmserve.core.messages import ImagePart, TextPart
+from mmserve.live.desk import LiveDesk
 from mmserve.live.frame import Fate, Frame
 from mmserve.live.session import Closed, Event, Failed, FrameAck, LiveSession, Piece, Spoken, Triggered
 from mmserve.parsing.combined import AnswerParser
@@ -25,12 +26,6 @@ from mmserve.server.socket_door import close_code
 ENDED = 1000
 
 
-class Desk(Protocol):
-    """What opens a camera's session: ``service.live``."""
-
-    async def open(self, policy: Any, **given: Any) -> LiveSession: ...
-
-
 class Watched(Protocol):
     """A camera that somebody else feeds (``Cameras``), and that goes on without us."""
 
@@ -42,7 +37,7 @@ class Watched(Protocol):
 class Opening(Struct, kw_only=True):
     """How a session that is our own begins: its settings and what was said before the first frame."""
 
-    desk: Desk
+    desk: LiveDesk
     settings: Settings
     items: tuple[Item, ...]
     template_kwargs: dict[str, Any]

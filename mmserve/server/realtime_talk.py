@@ -344,7 +344,7 @@ class Talk:
 
     def _opening(self) -> Opening:
         return Opening(
-            desk=self._service.live,  # type: ignore[attr-defined]
+            desk=self._service.live,
             settings=self._settings,
             items=tuple(self._items),
             template_kwargs=self._template_kwargs(self._settings),

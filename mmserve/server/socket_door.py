@@ -12,6 +12,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from mmserve.core.config import listed
 from mmserve.core.errors import InvalidRequest, MMServeError
 from mmserve.server.errors import Stopping, error_body
 
@@ -21,7 +22,7 @@ FRAMES = "mmserve.frames.v1"  # binary messages may have a header (``realtime_fr
 SUBPROTOCOLS = (FRAMES, "realtime")  # those that are spoken here, the most telling one first
 KEY_PREFIX = "openai-insecure-api-key."
 
-GOING_AWAY, UNSUPPORTED, POLICY, INTERNAL, OVERLOADED = 1001, 1003, 1008, 1011, 1013
+GOING_AWAY, POLICY, INTERNAL, OVERLOADED = 1001, 1008, 1011, 1013
 NO_KEY, IDLE, TOO_MANY = 4401, 4408, 4429
 _CODES = {401: NO_KEY, 429: TOO_MANY, 500: INTERNAL, 503: OVERLOADED}
 LONGEST_REASON = 120  # bytes; a close frame has room for 123
@@ -88,7 +89,7 @@ def subprotocol(offered: list[str]) -> str | None:
 
 def origins_of(allow_origins: str | None) -> tuple[str, ...]:
     """The sites that the option names."""
-    return tuple(o.strip().rstrip("/") for o in (allow_origins or "").split(",") if o.strip())
+    return tuple(origin.rstrip("/") for origin in listed(allow_origins))
 
 
 def check_origin(scope: Scope, allowed: tuple[str, ...], keyed: bool) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 
+from mmserve.server.socket_door import GOING_AWAY
+
 LINGER_S = 2.0  # for a client to see why it was closed; then the connection is cut
-GOING_AWAY = 1001
 
 
 class SocketWire(WebSocketsSansIOProtocol):

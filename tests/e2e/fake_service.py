@@ -6,6 +6,7 @@ import time
 from concurrent.futures import Future
 from types import SimpleNamespace
 
+from helpers.cameras import FakeLive
 from PIL import Image, UnidentifiedImageError
 
 from mmserve.core.errors import ContextLengthExceeded, MediaError
@@ -45,6 +46,7 @@ class FakeService:
         self.most_running = 0
         self.metrics = Metrics(self.stats)
         self.library = MediaLibrary(1 << 20, 3600)
+        self.live = FakeLive()
         self.looked = 0
 
     @property

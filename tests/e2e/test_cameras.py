@@ -18,7 +18,7 @@ import httpx
 import pytest
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription, VideoStreamTrack
 from fake_service import FakeService
-from helpers.cameras import FakeLive, RtspCamera, jpeg, moving_clip, scene, until
+from helpers.cameras import RtspCamera, jpeg, moving_clip, scene, until
 from helpers.pool_watch import children
 from live_server import serving
 
@@ -27,12 +27,6 @@ from mmserve.server import whip
 
 KEY, OTHER = "k" * 20, "o" * 20
 SDP = {"content-type": "application/sdp"}
-
-
-class CameraService(FakeService):
-    def __init__(self):
-        super().__init__()
-        self.live = FakeLive()
 
 
 @contextmanager
@@ -47,7 +41,7 @@ def camera_server(tmp_path, **options):
         "drain_s": 1,
         **options,
     }
-    service = CameraService()
+    service = FakeService()
     with serving(service, Config.of(**given)) as url:
         yield service, url
 

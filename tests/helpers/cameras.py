@@ -90,7 +90,7 @@ class FakeLive:
         self.sessions = []
         self.refusal = None
 
-    async def open(self, policy=None, *, instructions=None, owner=""):
+    async def open(self, policy=None, *, instructions=None, owner="", template_kwargs=None):
         if self.refusal is not None:
             raise self.refusal
         self.sessions.append(FakeSession(policy or SessionPolicy(), instructions, owner))

@@ -8,7 +8,6 @@ import threading
 import time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -33,7 +32,7 @@ async def watching(tmp_path, **options):
         **QUICK,
         **options,
     }
-    cameras = Cameras(SimpleNamespace(live=FakeLive()), Config.of(**given))
+    cameras = Cameras(FakeLive(), Config.of(**given))
     task = asyncio.create_task(cameras.watch())
     try:
         yield cameras
@@ -341,7 +340,7 @@ async def test_no_more_than_so_many_at_once(tmp_path):
 
 
 async def test_a_refusal_of_the_session_leaves_nothing(cameras):
-    cameras._service.live.refusal = Overloaded("the engine is busy")
+    cameras._live.refusal = Overloaded("the engine is busy")
     with pytest.raises(Overloaded, match="busy"):
         await cameras.open("mjpeg", "me", POLICY)
     assert cameras.of("me") == []
@@ -359,7 +358,7 @@ async def test_time_and_silence_end_a_camera_that_is_sent(tmp_path):
 
 async def test_a_server_that_stops_ends_its_cameras(tmp_path):
     stopping = False
-    cameras = Cameras(SimpleNamespace(live=FakeLive()), Config(), lambda: stopping)
+    cameras = Cameras(FakeLive(), Config(), lambda: stopping)
     task = asyncio.create_task(cameras.watch())
     camera = await cameras.open("mjpeg", "me", POLICY)
     stopping = True
