@@ -18,7 +18,7 @@ pytestmark = needs_browser
 
 KEY = "k" * 20
 SIDE = 256
-SCENE_S = 6  # for each of two scenes of the camera, in turn
+SCENE_S = 3  # for each of two scenes of the camera, in turn
 PATIENCE_S = 60.0
 SAMPLES = {"cat": "cat.jpg", "apple": "apples.jpg"}
 

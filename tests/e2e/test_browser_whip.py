@@ -3,33 +3,17 @@
 import asyncio
 import functools
 import http.server
-import json
-import shutil
-import subprocess
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 
 import pytest
+from helpers.browser import browser, needs_browser
 from helpers.cameras import until
 from test_cameras import KEY, camera_server
-from websockets.asyncio.client import connect
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (the Debian package `chromium`)")
+pytestmark = needs_browser
 
-FLAGS = [
-    *(
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-sync",
-    ),
-    *("--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"),
-    *("--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"),
-    "--allow-loopback-in-peer-connection",
-]
+IDLE_S = 3.0  # a browser that is ended says no goodbye
 PAGE = """<pre id=log></pre><script>
 const query = new URLSearchParams(location.search)
 const log = (...words) => document.getElementById('log').textContent += words.join(' ') + '\\n'
@@ -73,64 +57,23 @@ def site(tmp_path):
         server.server_close()
 
 
-@asynccontextmanager
-async def browsing(tmp_path, address):
-    """A browser at ``address``; yields what tells the page's log."""
-    process = subprocess.Popen(
-        [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path}/profile", address],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    told = tmp_path / "profile" / "DevToolsActivePort"
-    try:
-        assert await until(lambda: told.exists() and "/" in told.read_text(), 60)
-        port, path = told.read_text().split()
-        async with connect(f"ws://127.0.0.1:{port}{path}", max_size=None) as devtools:
-            yield functools.partial(page_log, devtools, await attached(devtools, address))
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-async def asked(devtools, method, session=None, **params):
-    to = {} if session is None else {"sessionId": session}
-    await devtools.send(json.dumps({"id": 1, "method": method, "params": params, **to}))
-    while "id" not in (said := json.loads(await devtools.recv())):
-        pass
-    return said["result"]
-
-
-async def attached(devtools, address):
-    """The session of the tab that shows ``address``."""
-    while True:
-        targets = (await asked(devtools, "Target.getTargets"))["targetInfos"]
-        for target in targets:
-            if target["type"] == "page" and target["url"].startswith(address[:20]):
-                found = await asked(
-                    devtools, "Target.attachToTarget", targetId=target["targetId"], flatten=True
-                )
-                return found["sessionId"]
-        await asyncio.sleep(0.1)
-
-
-async def page_log(devtools, session):
-    code = "document.getElementById('log')?.textContent ?? ''"
-    found = await asked(devtools, "Runtime.evaluate", session, expression=code)
-    return found["result"]["value"].splitlines()
+async def log_of(page):
+    return (await page.evaluate("document.getElementById('log')?.textContent ?? ''")).splitlines()
 
 
 @pytest.mark.parametrize("how", ["", "&trickle=1&audio=1"], ids=["whole", "without candidates, with audio"])
 async def test_a_browser_sends_its_camera_by_whip(tmp_path, how):
     (tmp_path / "site").mkdir()
-    with site(tmp_path / "site") as address, camera_server(tmp_path, allow_origins=address) as (service, url):
-        async with browsing(tmp_path, f"{address}/?server={url}&key={KEY}{how}") as log:
-            async with asyncio.timeout(60):
-                while not (service.live.sessions and service.live.sessions[0].count >= 5):
-                    await asyncio.sleep(0.2)
-                    assert not [line for line in await log() if line.startswith("error")], await log()
-                while "heard session.created" not in await log():
-                    await asyncio.sleep(0.1)
-            lines = await log()
+    with (
+        site(tmp_path / "site") as address,
+        camera_server(tmp_path, allow_origins=address, camera_idle_s=IDLE_S) as (service, url),
+    ):
+        async with browser(f"{address}/?server={url}&key={KEY}{how}") as page, asyncio.timeout(60):
+            while not (service.live.sessions and service.live.sessions[0].count >= 5):
+                await asyncio.sleep(0.2)
+                assert not [line for line in await log_of(page) if line.startswith("error")]
+            while "heard session.created" not in (lines := await log_of(page)):
+                await asyncio.sleep(0.1)
         [answer] = [line.split() for line in lines if line.startswith("answer")]
         assert answer[1] == "201"
         assert answer[2].startswith("/v1/whip/camera-"), "the page may read where its camera is"
