@@ -140,13 +140,13 @@ class Engine:
         return None if request is None else self._finish(request, "abort")
 
     def supply(self, request_id: str, pixels: Mapping[bytes, np.ndarray]) -> TokenOutput | None:
-        """Answer ``PixelsWanted``, and let the request go on. Its last output if some are still missing,
+        """Answer ``PixelsWanted``, and let the request go on. Its last output if some of these are missing,
         for asking again would get the same; a request that does not wait for pixels is left alone."""
         request = self._requests.get(request_id)
         if request is None or request.status is not Status.PARKED:
             return None
         request.take_pixels(pixels)
-        if request.bare_digests():
+        if not request.wanted <= pixels.keys():
             return self._finish(request, "error", error="a picture could not be made again as it was")
         self.scheduler.unpark(request)
         return None
@@ -229,7 +229,7 @@ class Engine:
     def _park_lacking(self) -> list[PixelsWanted]:
         lacking = self.scheduler.park_lacking()
         self._pixel_requests += len(lacking)
-        return [PixelsWanted(request.request_id, request.bare_digests()) for request in lacking]
+        return [PixelsWanted(request.request_id, request.wanted) for request in lacking]
 
     def _compute(self, batch: Batch) -> list[TokenOutput]:
         now = time.monotonic()

@@ -15,7 +15,8 @@ from mmserve.engine.detokenizer import TokenBytes
 from mmserve.engine.loop import EngineThread
 
 Pixels = Mapping[bytes, np.ndarray]
-PixelsAgain = Callable[[], Awaitable[Pixels]]  # makes the pixels of a request once more, by digest
+# Makes pixels of a request once more: those of the items with these digests, and whatever comes with them.
+PixelsAgain = Callable[[frozenset[bytes]], Awaitable[Pixels]]
 
 
 class AnswerEngine(Protocol):
@@ -119,13 +120,19 @@ async def conversation(
         while not ended:
             delivery = await inbox.next()
             if isinstance(delivery, PixelsWanted):
-                engine.supply(request_id, await pixels(), inbox.deliver)
+                engine.supply(request_id, await _these(pixels, delivery.digests), inbox.deliver)
             else:
                 ended = _ends(delivery)
                 yield delivery
     finally:
         if not ended:
             engine.abort(request_id, inbox.deliver)
+
+
+async def _these(pixels: PixelsAgain, wanted: frozenset[bytes]) -> Pixels:
+    """Those ``wanted`` alone: the engine would keep others in memory for as long as the request runs."""
+    made = await pixels(wanted)
+    return {digest: made[digest] for digest in wanted if digest in made}
 
 
 async def carried(engine: Listener, order: CarryOver) -> int:

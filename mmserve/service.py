@@ -150,7 +150,8 @@ class Service:
     ) -> AsyncGenerator[TextOutput, None]:
         digests = [item.digest for item in prepared.request.items]
         sight = Sight.of(prepared)
-        answer = self._engine.answer(prepared.request, partial(self._desk.pixels, chat))
+        pixels = partial(self._desk.pixels, chat, prepared.digests)
+        answer = self._engine.answer(prepared.request, pixels)
         async with aclosing(answer) as said:
             del prepared, answer  # the engine alone keeps the pixels, for as long as it needs them
             async for part in said:

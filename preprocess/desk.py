@@ -57,7 +57,7 @@ class PrepareDesk:
         when too much waits already, DeadlineExceeded past the deadline of ``chat``."""
         check_text(chat, self.max_text_chars)
         try:
-            media = await self._look_at_all(chat, whole=False)
+            media = await self._look_at_all(chat, media_parts(chat, self.max_items), whole=False)
             prepared = await self.workers.assemble(chat, media)
         except MMServeError as error:
             if not _came_late(error, chat.deadline):
@@ -71,16 +71,21 @@ class PrepareDesk:
         """What one part becomes; without its pixels where the encoder has it."""
         return await self._look(part, whole=False)
 
-    async def pixels(self, chat: ChatInput) -> dict[bytes, Pixels]:
-        """The pixels of all items of ``chat`` by digest, decoded again where they were not kept."""
-        return _by_digest(await self._look_at_all(chat, whole=True))
+    async def pixels(
+        self, chat: ChatInput, digests: Sequence[Sequence[bytes]], wanted: frozenset[bytes]
+    ) -> dict[bytes, Pixels]:
+        """The pixels of the pictures and clips of ``chat`` that show any of ``wanted``, by digest, decoded
+        again where they were not kept. ``digests`` are those of ``Prepared``."""
+        parts = zip(media_parts(chat, self.max_items), digests, strict=True)
+        showing = [part for part, own in parts if not wanted.isdisjoint(own)]
+        return _by_digest(await self._look_at_all(chat, showing, whole=True))
 
     async def glance(self, data: bytes, request: object) -> np.ndarray:
         """The luma thumbnail of an encoded picture, uint8 [h, w]. MediaError where it cannot be read."""
         return await self.workers.glance(data, request=request)
 
     async def pixels_of(self, parts: Iterable[MediaPart]) -> dict[bytes, Pixels]:
-        """As ``pixels``, of the items of these ``parts``."""
+        """The pixels of all items of ``parts`` by digest, decoded again where they were not kept."""
         return _by_digest(await _together(self._look(part, whole=True) for part in parts))
 
     def encoded(self, digests: Iterable[bytes]) -> None:
@@ -145,12 +150,13 @@ class PrepareDesk:
     def _held(self, medium: Medium) -> bool:
         return all(map(self.holds, medium.digests))
 
-    # ------------------------------------------------------------ all parts of a request
+    # ------------------------------------------------------------ several parts of a request
 
-    async def _look_at_all(self, chat: ChatInput, *, whole: bool) -> Sequence[Medium]:
+    async def _look_at_all(
+        self, chat: ChatInput, parts: Iterable[MediaPart], *, whole: bool
+    ) -> Sequence[Medium]:
         return await _together(
-            self._look(part, whole=whole, request=chat.request_id, deadline=chat.deadline)
-            for part in media_parts(chat, self.max_items)
+            self._look(part, whole=whole, request=chat.request_id, deadline=chat.deadline) for part in parts
         )
 
 

@@ -40,13 +40,14 @@ class Prepared:
     """A request for the engine, and what was seen of each picture and clip, in the order of the messages.
 
     ``stages`` are seconds by stage of the text; those of a picture or clip are on its ``Medium``. The answer
-    begins at ``start``.
+    begins at ``start``. ``digests[m]`` are those of the items of medium m.
     """
 
     request: PreparedRequest
     seen: tuple[Seen, ...] = ()
     stages: Mapping[str, float] = field(default_factory=dict)
     start: Start = Start.OUTSIDE
+    digests: tuple[tuple[bytes, ...], ...] = ()
 
     @property
     def image_tokens(self) -> int:
@@ -76,7 +77,8 @@ def to_prepared(chat: ChatInput, media: Sequence[Medium], prompt: Prompt) -> Pre
         thinking=thinking_of(prompt.thinking, prompt.start, chat.sampling),
         bad_words=prompt.bad_words,
     )
-    return Prepared(request, tuple(m.seen for m in media), prompt.stages, prompt.start)
+    digests = tuple(m.digests for m in media)
+    return Prepared(request, tuple(m.seen for m in media), prompt.stages, prompt.start, digests)
 
 
 def thinking_of(thinking: Thinking | None, start: Start, sampling: SamplingParams) -> Thinking | None:

@@ -79,6 +79,7 @@ class Request:
     items_held: int = 0
     full_at: int = 0  # the step in which its pages may be used up (see growth.py)
     preemptions: int = 0
+    wanted: frozenset[bytes] = frozenset()  # items whose pixels it was parked for, by digest
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     arrived: float = field(default_factory=time.monotonic)
@@ -170,10 +171,6 @@ class Request:
         """Item ``index`` is encoded and pinned."""
         if self.items[index].pixels is not None:
             self.items[index] = replace(self.items[index], pixels=None)
-
-    def bare_digests(self) -> frozenset[bytes]:
-        """Digests of the items that have no pixels here."""
-        return frozenset(item.digest for item in self.items if item.pixels is None)
 
     def take_pixels(self, pixels: Mapping[bytes, npt.NDArray[np.uint8]]) -> None:
         """Items without pixels take theirs, by digest."""

@@ -132,21 +132,23 @@ class Scheduler:
         return wanted
 
     def park_lacking(self) -> list[Request]:
-        """Park the requests soon to be computed that need an item whose features and pixels are both gone.
+        """Park the requests soon to be computed that need an item whose features and pixels are both gone;
+        ``Request.wanted`` tells which. What is evicted meanwhile parks it once more.
 
         To be called after the encoding, which may evict, and before ``schedule``.
         """
-        lacking = [request for request in self._soon() if self._lacks(request)]
-        for request in lacking:
+        lacking = [(request, wanted) for request in self._soon() if (wanted := self._lacked(request))]
+        for request, wanted in lacking:
             self._leave_queue(request)
-            request.status = Status.PARKED
+            request.status, request.wanted = Status.PARKED, wanted
             self.parked.append(request)
-        return lacking
+        return [request for request, _ in lacking]
 
-    def _lacks(self, request: Request) -> bool:
-        return any(
-            item.pixels is None and not self.features.encoded(item)
+    def _lacked(self, request: Request) -> frozenset[bytes]:
+        return frozenset(
+            item.digest
             for item in request.items[request.items_held :]
+            if item.pixels is None and not self.features.encoded(item)
         )
 
     # ------------------------------------------------------------ requests come and go

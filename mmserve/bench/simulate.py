@@ -146,7 +146,7 @@ class Simulation:
     def _supply(self, lacking: list[Request]) -> None:
         """Pixels that were dropped are there again at once."""
         for request in lacking:
-            request.take_pixels(dict.fromkeys(request.bare_digests(), PIXELS))
+            request.take_pixels(dict.fromkeys(request.wanted, PIXELS))
             self.scheduler.unpark(request)
 
     def _sample(self, batch: Batch) -> None:

@@ -397,11 +397,12 @@ class LiveSession:
         return timings or Timings(time.monotonic())
 
     def pixels_again(self, sources: Sequence[Source]) -> PixelsAgain:
-        """How the engine gets the pixels of ``sources`` once more."""
+        """How the engine gets pixels of ``sources`` once more: of those that show the wanted alone."""
 
-        async def pixels() -> dict[bytes, np.ndarray]:
-            found = await self.host.pixels_of([s.part for s in sources if s.part is not None])
-            for source in sources:
+        async def pixels(wanted: frozenset[bytes]) -> dict[bytes, np.ndarray]:
+            showing = [source for source in sources if not wanted.isdisjoint(source.digests)]
+            found = await self.host.pixels_of([s.part for s in showing if s.part is not None])
+            for source in showing:
                 found.update(zip(source.digests, source.pixels or (), strict=False))
             return found
 

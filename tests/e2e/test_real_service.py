@@ -409,7 +409,7 @@ async def test_a_context_is_warmed_asked_about_and_carried_over(service):
 
 
 async def said_to(engine, request):
-    async def again():
+    async def again(wanted):
         raise AssertionError("no pixels were wanted")
 
     return [said async for said in engine.answer(request, again)]

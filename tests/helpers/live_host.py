@@ -58,6 +58,7 @@ class FakeHost:
         self.fault = None
         self.warms, self.asked, self.orders, self.glances, self.aborted = [], [], [], 0, []
         self.seen = 0
+        self.again = []  # how many parts were decoded once more, each time
         self.running = 0
 
     def open(self, instructions=None, sampling=None, **policy):
@@ -79,6 +80,8 @@ class FakeHost:
         return await asyncio.to_thread(self.processor.see, part)
 
     async def pixels_of(self, parts):
+        parts = list(parts)
+        self.again.append(len(parts))
         media = [self.processor.see(part) for part in parts]
         return {d: p for m in media for d, p in zip(m.digests, m.pixels, strict=True)}
 

@@ -24,6 +24,10 @@ def pixels_of(request):
     return {item.digest: item.pixels for item in request.items}
 
 
+def bare_digests(request):
+    return frozenset(item.digest for item in request.items if item.pixels is None)
+
+
 def run(engine, supply, most=3000):
     """Step to the end, answering each call for pixels by ``supply``; the token outputs of each request."""
     outputs, calls = {}, 0
@@ -42,6 +46,20 @@ def run(engine, supply, most=3000):
 
 def pinned(engine):
     return len(engine.stage.pool._held)
+
+
+def evict(engine, digest):
+    """One item's features alone."""
+    pool = engine.stage.pool
+    others = [(other, entry.features) for other, entry in pool._idle.items() if other != digest]
+    pool.clear()
+    for other, features in others:
+        pool.put(other, features)
+
+
+def forget_prefixes(engine):
+    memory = engine.scheduler.memory
+    memory.pages.release(memory.prefixes.clear())
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +95,78 @@ def test_evicted_features_are_asked_for_and_the_answer_is_the_same(pair, prompt,
     assert tokens(drain(engine)["r"]) == answer
 
 
+def test_only_the_missing_one_of_two_pictures_is_asked_for(pair, prompt, answer):
+    engine = make_engine(pair)
+    engine.submit(prepared(pair, prompt, "first"))
+    drain(engine)
+    forget_prefixes(engine)
+    whole = prepared(pair, prompt)
+    lost = whole.items[0].digest
+    evict(engine, lost)
+    engine.submit(bare(whole))
+    assert engine.step() == [PixelsWanted("r", frozenset({lost}))]
+    assert engine.supply("r", {lost: pixels_of(whole)[lost]}) is None
+    assert tokens(drain(engine)["r"]) == answer
+    assert engine.stats()["encoded_items"] == 3
+
+
+def test_what_is_evicted_while_another_was_asked_for_is_asked_for_in_its_turn(pair, prompt, answer):
+    engine = make_engine(pair)
+    engine.submit(prepared(pair, prompt, "first"))
+    drain(engine)
+    forget_prefixes(engine)
+    whole = prepared(pair, prompt)
+    lost, kept = (item.digest for item in whole.items)
+    evict(engine, lost)
+    engine.submit(bare(whole))
+    engine.step()
+    evict(engine, kept)
+    assert engine.supply("r", {lost: pixels_of(whole)[lost]}) is None
+    asked = []
+
+    def supply(wanted):
+        asked.append(wanted.digests)
+        engine.supply("r", {digest: pixels_of(whole)[digest] for digest in wanted.digests})
+
+    outputs, _ = run(engine, supply)
+    assert asked == [frozenset({kept})]
+    assert tokens(outputs["r"]) == answer
+
+
+def test_pictures_whose_keys_and_values_are_cached_are_not_asked_for(pair):
+    """A session's window is computed when a new frame is missing: that one alone is decoded again."""
+    engine = make_engine(pair, page_size=1)
+    whole = prepared(pair, pair.prompt(*CASE, ("image", 6, 6), 2, seed=3))
+    *old, new = whole.items
+    stop = new.span[0]
+    engine.submit(
+        replace(
+            whole,
+            request_id="window",
+            token_ids=whole.token_ids[:stop],
+            radix_keys=whole.radix_keys[:stop],
+            positions=whole.positions[:, :stop],
+            items=tuple(old),
+        )
+    )
+    drain(engine)
+    engine.stage.pool.clear()
+    engine.submit(bare(whole))
+    assert engine.step() == [PixelsWanted("r", frozenset({new.digest}))]
+    assert engine.supply("r", {new.digest: new.pixels}) is None
+    assert tokens(drain(engine)["r"]) == generate(pair, [pair.prompt(*CASE, ("image", 6, 6), 2, seed=3)])[0]
+
+
 def test_pixels_are_dropped_once_their_features_are_held(pair, prompt):
     engine = make_engine(pair, step_tokens=6)
     engine.submit(prepared(pair, prompt))
     request = engine._requests["r"]
-    assert request.bare_digests() == frozenset()
+    assert bare_digests(request) == frozenset()
     while not request.num_generated:
         engine.step()
         held = request.items[: request.items_held]
         assert all(item.pixels is None for item in held)
-    assert len(request.bare_digests()) == 2
+    assert len(bare_digests(request)) == 2
     assert request.prepared.items == ()
 
 
@@ -102,8 +182,7 @@ def test_preempted_in_mid_answer_and_evicted_no_token_is_lost_or_said_twice(pair
     engine.scheduler._preempt(engine.scheduler.running[0])
     engine.stage.pool.clear()
     if forgotten:
-        memory = engine.scheduler.memory
-        memory.pages.release(memory.prefixes.clear())
+        forget_prefixes(engine)
     rest, calls = run(engine, lambda wanted: engine.supply(wanted.request_id, pixels_of(whole)))
     assert calls == int(forgotten)
     assert tokens(outputs + rest["r"]) == answer

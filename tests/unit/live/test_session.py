@@ -248,6 +248,20 @@ async def test_a_context_that_could_not_be_computed_ahead_is_computed_with_the_n
     assert fates(session) == {"kept": 3}
 
 
+async def test_for_one_frame_that_the_engine_lost_that_one_alone_is_decoded_again(host, opened):
+    session = opened()
+    await show(session, *range(5))
+    trunk = session.context.trunk
+    first, *between, last = trunk.items()
+    assert len(between) == 3
+    assert first.pixels is None, "the engine has had them"
+    again = session.pixels_again(trunk.sources())
+    assert (await again(frozenset({first.digest}))).keys() == {first.digest}
+    assert host.again == [1]
+    assert (await again(frozenset({first.digest, last.digest}))).keys() == {first.digest, last.digest}
+    assert host.again == [1, 2]
+
+
 async def test_the_end_of_the_engine_ends_the_session(host, opened):
     session = opened()
     events = session.events()

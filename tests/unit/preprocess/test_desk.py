@@ -146,12 +146,29 @@ async def test_pixels_that_are_gone_are_decoded_again_for_who_asks_for_all(desk,
     first = await desk.prepare(asked)
     encoder.take(first)
     desk.encoded(i.digest for i in first.request.items)
-    pixels = await desk.pixels(asked)
+    pixels = await desk.pixels(asked, first.digests, frozenset(i.digest for i in first.request.items))
     assert pixels.keys() == {i.digest for i in first.request.items}
     for item in first.request.items:
         assert np.array_equal(pixels[item.digest], item.pixels)
     assert len(workers.seen) == 4
     assert desk.stats()["pixel_cache_bytes"] == 0, "not kept, since the encoder has them"
+
+
+async def test_for_one_item_that_is_gone_only_what_shows_it_is_decoded_again(desk, workers, encoder):
+    asked = chat(*(ImagePart(data=picture(seed)) for seed in range(3)), VideoPart(data=clip_file(6)))
+    first = await desk.prepare(asked)
+    encoder.take(first)
+    items = first.request.items
+    desk.encoded(i.digest for i in items)
+    assert [own for digests in first.digests for own in digests] == [i.digest for i in items]
+    pixels = await desk.pixels(asked, first.digests, frozenset({items[1].digest}))
+    assert pixels.keys() == {items[1].digest}
+    assert np.array_equal(pixels[items[1].digest], items[1].pixels)
+    assert len(workers.seen) == 4 + 1
+    assert (await desk.pixels(asked, first.digests, frozenset({items[-1].digest}))).keys() == {
+        i.digest for i in items[3:]
+    }, "a clip is decoded as one"
+    assert len(workers.seen) == 4 + 2
 
 
 async def test_what_the_encoder_has_dropped_is_decoded_again(desk, workers, encoder):

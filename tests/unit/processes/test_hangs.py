@@ -285,5 +285,5 @@ async def test_what_waits_for_an_engine_that_does_not_go_on_is_bounded(tmp_path)
         assert (await anext(conversation(line.client, request("more", tokens=1), never))).last
 
 
-async def never():
+async def never(wanted):
     raise AssertionError("no pixels were wanted")

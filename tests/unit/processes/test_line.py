@@ -29,7 +29,7 @@ async def until(condition, seconds=10.0):
             await asyncio.sleep(0.005)
 
 
-async def never():
+async def never(wanted):
     raise AssertionError("no pixels were wanted")
 
 
@@ -133,17 +133,19 @@ async def test_what_the_encoder_holds_is_known(line):
 async def test_pixels_that_are_wanted_are_asked_for_and_the_request_goes_on(line):
     pixels = picture(3)
 
-    async def again():
-        return {bytes(32): pixels}
+    async def again(wanted):
+        assert wanted == {bytes(32)}
+        return {bytes(32): pixels, bytes([1] * 32): picture(4)}
 
     said = await heard(line, request("bare"), again)
     assert sum(one.tokens for one in said) == 3
     assert line.engine.read == [int(pixels.sum())]
+    assert line.client.loans._number == 1, "what was not asked for is not sent"
     await until(lambda: settled(line))
 
 
 async def test_pixels_that_come_when_the_request_has_ended_are_given_back(line):
-    async def too_late():
+    async def too_late(wanted):
         line.desk._asked.clear()
         return {bytes(32): picture()}
 
