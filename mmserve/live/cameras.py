@@ -231,7 +231,8 @@ class Cameras:
         and the camera has ended then."""
         camera.expected = None
         answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.spawn(camera, self._attend(camera, Offer(offer, reached, camera.session.policy), answered))
+        work = self._attend(camera, Offer(offer, reached, camera.session.policy), answered)
+        self.spawn(camera, work).add_done_callback(lambda done: _unanswered(camera, answered))
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await answered
@@ -255,11 +256,12 @@ class Cameras:
         await asyncio.gather(*jobs, return_exceptions=True)
         await camera.session.close(why)
 
-    def spawn(self, camera: Camera, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, camera: Camera, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do ``work`` for as long as ``camera`` is there; a fault in it ends the camera."""
         task = asyncio.create_task(self._guarded(camera, work))
         self._jobs[camera].add(task)
         task.add_done_callback(lambda done: self._jobs.get(camera, set()).discard(done))
+        return task
 
     async def watch(self) -> None:
         """End those whose time is up; never returns."""
@@ -418,6 +420,12 @@ def _take(camera: Camera, message: FromCamera, pixels: np.ndarray | None) -> Non
             camera.what = message.what
         case Away():
             camera.state, camera.why = "away", message.why
+
+
+def _unanswered(camera: Camera, answered: asyncio.Future[str]) -> None:
+    """Nobody will answer the offer any more; who waits for it is told if it was not."""
+    if not answered.done():
+        answered.set_exception(MMServeError(f"the offer was not answered: {camera.why}"))
 
 
 def _answering(camera: Camera) -> bool:

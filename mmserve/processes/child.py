@@ -134,9 +134,9 @@ class Child:
 
     async def end(self) -> None:
         """End it, which its socket's end asks it to do, and wait until it is no more."""
-        for task in (self._saying, *self._minding):
+        for task in self._minding:
             task.cancel()
-        self._writer.close()
+        self._writer.close()  # which ends ``_saying`` too: who waits for ``ready`` is told of this end
         try:
             async with asyncio.timeout(GRACE_S):
                 await self.ended()

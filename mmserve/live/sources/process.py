@@ -1,6 +1,7 @@
 """One camera's process, as the api sees it: started, listened to, and ended with its camera."""
 
 import asyncio
+import logging
 import socket
 from contextlib import suppress
 
@@ -9,6 +10,8 @@ from mmserve.live.sources.line import Line
 from mmserve.live.sources.messages import CameraHello, PullHello, WhipHello
 from mmserve.processes.child import ONE_THREAD, Child, ChildDied
 from mmserve.processes.pulse import Patience
+
+log = logging.getLogger("mmserve.cameras")
 
 STEP_S = 60.0  # for one frame to be decoded
 LAST_S = 5.0  # for a process to be no more when its line has ended
@@ -64,9 +67,8 @@ class Spare:
     async def take(self) -> CameraProcess:
         """The process that waits, or a new one; another begins to wait."""
         waiting, self._starting = self._starting, None
-        process = await self._start() if waiting is None else await waiting
-        if process.child.over:
-            await process.end()
+        process = None if waiting is None else await _alive(waiting)
+        if process is None:
             process = await self._start()
         if self._starting is None:
             self._starting = asyncio.create_task(self._start_after(process))
@@ -75,7 +77,10 @@ class Spare:
     async def close(self) -> None:
         if self._starting is not None:
             starting, self._starting = self._starting, None
-            await (await starting).end()
+            starting.cancel()
+            [process] = await asyncio.gather(starting, return_exceptions=True)
+            if isinstance(process, CameraProcess):
+                await process.end()
 
     async def _start_after(self, other: CameraProcess) -> CameraProcess:
         """One at a time: the client of ``other`` waits."""
@@ -85,3 +90,16 @@ class Spare:
 
     async def _start(self) -> CameraProcess:
         return await CameraProcess.start(self._hello, self._options, self._hang_s)
+
+
+async def _alive(starting: asyncio.Task[CameraProcess]) -> CameraProcess | None:
+    """The process that waits; None if it has ended meanwhile, or could not be started."""
+    try:
+        process = await starting
+    except OSError:
+        log.exception("the process that was to wait for a WebRTC client could not be started")
+        return None
+    if not process.child.over:
+        return process
+    await process.end()
+    return None

@@ -15,7 +15,7 @@ from helpers.cameras import FakeLive, RtspCamera, jpeg, moving_clip, until
 from helpers.pool_watch import gone
 
 from mmserve.core.config import Config
-from mmserve.core.errors import NotFound, Overloaded
+from mmserve.core.errors import MMServeError, NotFound, Overloaded
 from mmserve.live.cameras import Cameras
 from mmserve.live.policy import SessionPolicy
 
@@ -344,6 +344,39 @@ async def test_a_refusal_of_the_session_leaves_nothing(cameras):
     with pytest.raises(Overloaded, match="busy"):
         await cameras.open("mjpeg", "me", POLICY)
     assert cameras.of("me") == []
+
+
+OFFER = "v=0\r\n"
+
+
+async def offered(cameras):
+    """A WebRTC camera, and the answer to its offer that is waited for."""
+    camera = await cameras.open("whip", "me", POLICY)
+    answer = asyncio.create_task(cameras.answer(camera, OFFER, None))
+    for _ in range(2):  # until it is attended to
+        await asyncio.sleep(0)
+    return camera, answer
+
+
+async def test_who_waits_for_an_answer_is_told_that_the_camera_has_ended(cameras, monkeypatch):
+    monkeypatch.setattr(cameras._spare, "take", asyncio.Event().wait)
+    camera, answer = await offered(cameras)
+    await cameras.end(camera, "it was deleted")
+    async with asyncio.timeout(5):
+        with pytest.raises(MMServeError, match="not answered: it was deleted"):
+            await answer
+
+
+async def test_who_waits_for_an_answer_is_told_of_a_fault_at_once(cameras, monkeypatch):
+    async def fails():
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(cameras._spare, "take", fails)
+    camera, answer = await offered(cameras)
+    async with asyncio.timeout(5):
+        with pytest.raises(MMServeError, match="its log has the cause"):
+            await answer
+    assert await until(lambda: camera.session.closed is not None)
 
 
 async def test_time_and_silence_end_a_camera_that_is_sent(tmp_path):
