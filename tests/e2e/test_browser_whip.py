@@ -7,9 +7,10 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from camera_server import camera_server
 from helpers.browser import browser, needs_browser
+from helpers.camera_clients import KEY
 from helpers.cameras import until
-from test_cameras import KEY, camera_server
 
 pytestmark = needs_browser
 

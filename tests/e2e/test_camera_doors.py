@@ -11,11 +11,11 @@ import av
 import httpx
 import numpy as np
 import pytest
+from helpers.camera_clients import KEY, Square, Upload, part, publisher
 from helpers.cameras import until
+from helpers.realtime_client import joined, text_of
 from live_server import serving
 from PIL import Image
-from test_cameras import Square, Upload, loopback, part, publisher  # noqa: F401
-from test_realtime import joined, text_of
 
 from mmserve.core.config import Config
 from mmserve.models import tiny
@@ -23,7 +23,6 @@ from mmserve.service import Service
 
 SAMPLES = Path(tiny.__file__).parent / "samples"
 DESCRIBE = "Describe this image."
-KEY = "k" * 20
 POLICY = {"fps": 5, "heartbeat_s": 1, "max_frame_age_ms": 60_000}
 QUERY = "&".join(f"{name}={value}" for name, value in POLICY.items())
 

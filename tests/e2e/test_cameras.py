@@ -1,122 +1,43 @@
 """Cameras by WebRTC, uploaded and pulled, over real sockets."""
 
 import asyncio
-import itertools
 import json
 import os
 import signal
-import socket
-import struct
 import time
-from contextlib import asynccontextmanager, contextmanager, suppress
-from fractions import Fraction
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import aioice.ice
-import av
 import httpx
 import pytest
-from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription, VideoStreamTrack
-from fake_service import FakeService
-from helpers.cameras import RtspCamera, jpeg, moving_clip, scene, until
+from camera_server import OTHER, camera_server
+from helpers.camera_clients import SDP, Upload, client, part, publisher
+from helpers.cameras import RtspCamera, jpeg, moving_clip, until
 from helpers.pool_watch import children
-from live_server import serving
 
-from mmserve.core.config import Config
 from mmserve.server import whip
 
-KEY, OTHER = "k" * 20, "o" * 20
-SDP = {"content-type": "application/sdp"}
 
-
-@contextmanager
-def camera_server(tmp_path, **options):
-    given = {
-        "api_key": f"{KEY},{OTHER}",
-        "webrtc_hosts": "127.0.0.1",
-        "webrtc_private": True,
-        "pull_cameras": True,
-        "allow_private_cameras": True,
-        "media_root": str(tmp_path),
-        "drain_s": 1,
-        **options,
-    }
-    service = FakeService()
-    with serving(service, Config.of(**given)) as url:
-        yield service, url
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with camera_server(tmp_path_factory.mktemp("media")) as running:
+        yield running
 
 
 @pytest.fixture
-def server(tmp_path):
-    with camera_server(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def loopback(monkeypatch):
-    """aiortc's own clients never gather loopback addresses."""
-    monkeypatch.setattr(aioice.ice, "get_host_addresses", lambda use_ipv4, use_ipv6: ["127.0.0.1"])
-
-
-def client(url, key=KEY):
-    return httpx.AsyncClient(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60)
+async def server(running):
+    """A server whose cameras have all ended, with no process but one that may wait; it knows no session."""
+    service, url = running
+    async with client(url) as web:
+        for camera in (await web.get("/v1/cameras")).json()["data"]:
+            if camera["state"] != "ended":
+                await web.delete(f"/v1/cameras/{camera['id']}")
+    assert await until(lambda: len(camera_processes()) <= 1)
+    service.live.sessions.clear()
+    return running
 
 
 # ---------------------------------------------------------------- WHIP
-
-
-class Square(VideoStreamTrack):
-    """A square that moves; ``size`` may be changed at any time."""
-
-    def __init__(self, size=(240, 320), fps=20):
-        super().__init__()
-        self.size, self.count, self.pause, self.begun = size, 0, 1 / fps, time.monotonic()
-
-    async def recv(self):
-        self.count += 1
-        await asyncio.sleep(max(0.0, self.begun + self.count * self.pause - time.monotonic()))
-        frame = av.VideoFrame.from_ndarray(scene(self.count // 2, self.size), format="rgb24")
-        frame = frame.reformat(format="yuv420p")
-        frame.pts, frame.time_base = int(self.count * self.pause * 90000), Fraction(1, 90000)
-        return frame
-
-
-class Publisher:
-    """A WHIP client."""
-
-    def __init__(self, web, track=None, audio=False):
-        self.web = web
-        self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-        self.track = track or Square()
-        self.connection.addTransceiver(self.track, "sendonly")
-        if audio:
-            self.connection.addTransceiver("audio", "sendrecv")
-        self.channel = self.connection.createDataChannel("events")
-        self.heard = []
-        self.channel.on("message", self.heard.append)
-        self.answer = None
-
-    async def offer(self):
-        await self.connection.setLocalDescription(await self.connection.createOffer())
-        return self.connection.localDescription.sdp
-
-    async def publish(self, query="", edit=lambda offer: offer):
-        offer = edit(await self.offer())
-        self.answer = await self.web.post(f"/v1/whip{query}", content=offer, headers=SDP)
-        if self.answer.status_code == 201:
-            sdp = self.answer.text
-            await self.connection.setRemoteDescription(RTCSessionDescription(sdp, "answer"))
-        return self.answer
-
-
-@asynccontextmanager
-async def publisher(url, key=KEY, **given):
-    async with client(url, key) as web:
-        made = Publisher(web, **given)
-        try:
-            yield made
-        finally:
-            await made.connection.close()
 
 
 def camera_processes():
@@ -187,7 +108,8 @@ async def test_a_camera_belongs_to_its_key(server):
         assert (await other.get("/v1/cameras")).json()["data"] == []
         assert (await other.delete(place)).status_code == 404
         assert (await other.get("/v1/cameras/porch")).status_code == 404
-        assert len((await camera.web.get("/v1/cameras")).json()["data"]) == 1
+        told = (await camera.web.get("/v1/cameras")).json()["data"]
+        assert [one["id"] for one in told if one["state"] != "ended"] == [place.rpartition("/")[2]]
 
 
 async def test_audio_is_declined_and_video_taken(server):
@@ -284,21 +206,19 @@ async def test_frames_beyond_the_limit_are_dropped(tmp_path):
 
 async def test_who_never_connects_and_who_falls_silent_is_ended(tmp_path):
     with camera_server(tmp_path, camera_connect_s=4.0, camera_idle_s=1.0) as (service, url):
-        async with client(url) as web:
-            lonely = Publisher(web)
-            offer = await lonely.offer()
-            answer = await web.post("/v1/whip", content=offer, headers=SDP)
+        async with publisher(url) as lonely, publisher(url) as camera:
+            answer = await lonely.web.post("/v1/whip", content=await lonely.offer(), headers=SDP)
             assert answer.status_code == 201
             await lonely.connection.close()
-            assert await until(lambda: "camera_connect_s" in (of_session(service).closed or ""))
-        async with publisher(url) as camera:
             await camera.publish()
-            session = of_session(service)
+            alone, session = service.live.sessions
             assert await until(lambda: session.count >= 3)
             camera.track.pause = 1e9
             camera.track.begun = time.monotonic()
             assert await until(lambda: session.closed is not None)
             assert "camera_idle_s" in session.closed
+            assert await until(lambda: alone.closed is not None)
+            assert "camera_connect_s" in alone.closed
 
 
 async def test_the_next_client_finds_a_process_that_waits(server):
@@ -363,55 +283,6 @@ async def test_the_data_channel_is_a_realtime_conversation(server):
 
 
 # ---------------------------------------------------------------- uploads
-
-
-def part(data, length=True):
-    size = b"Content-Length: %d\r\n" % len(data) if length else b""
-    return b"--frame\r\nContent-Type: image/jpeg\r\n" + size + b"\r\n" + data + b"\r\n"
-
-
-MARKS = itertools.count(100)
-
-
-class Upload:
-    """A camera that uploads by a bare socket."""
-
-    def __init__(self, url, query="?name=porch", key=KEY, boundary="frame"):
-        host, port = url.removeprefix("http://").split(":")
-        self.mark = next(MARKS)  # by which its session is known
-        self.socket = socket.create_connection((host, int(port)), timeout=20)
-        lines = [
-            f"POST /v1/mjpeg{query}&window_items={self.mark} HTTP/1.1",
-            *("Host: x", f"Authorization: Bearer {key}", "Transfer-Encoding: chunked"),
-            f"Content-Type: multipart/x-mixed-replace;boundary={boundary}",
-        ]
-        self.socket.sendall("\r\n".join([*lines, "", ""]).encode())
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.socket.close()
-
-    def send(self, data):
-        self.socket.sendall(b"%x\r\n" % len(data) + data + b"\r\n")
-
-    def finish(self):
-        self.socket.sendall(b"0\r\n\r\n")
-
-    def reset(self):
-        """Close with an RST."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.socket.close()
-
-    def answer(self):
-        """(status, body) of the server's answer."""
-        data = b""
-        with suppress(ConnectionResetError):
-            while more := self.socket.recv(65536):
-                data += more
-        head, _, body = data.partition(b"\r\n\r\n")
-        return int(head.split()[1]), json.loads(body)
 
 
 async def sending(service, upload, count=3):

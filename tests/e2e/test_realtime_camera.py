@@ -10,8 +10,8 @@ from pathlib import Path
 
 import openai
 import pytest
+from helpers.realtime_client import Client, joined, kinds, said, text_of
 from live_server import serving
-from test_realtime import Client, joined, kinds, said, text_of
 
 from mmserve.core.config import Config
 from mmserve.models import tiny
