@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from mmserve.advice import advised
 from mmserve.chat_format import Loaded, MediaRef, media_refs, parse_messages
 from mmserve.core.config import BUNDLED_MODEL, Config
 from mmserve.core.errors import EngineDead, InvalidRequest, MediaError
@@ -221,7 +222,7 @@ class LLM:
 
     def _sampling(self, sampling: Sampling, count: int) -> list[SamplingParams]:
         if sampling is None:
-            sampling = SamplingParams(**self.service.spec.sampling)  # type: ignore[arg-type]
+            sampling = advised(self.service.spec.sampling)
         params = [sampling] * count if isinstance(sampling, SamplingParams) else list(sampling)
         if not all(isinstance(p, SamplingParams) for p in params):
             raise InvalidRequest(

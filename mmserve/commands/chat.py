@@ -44,10 +44,11 @@ class Chat:
     """One conversation; ``pending`` media go out with the next question."""
 
     def __init__(self, service: "Service", config: Config, args: argparse.Namespace) -> None:
+        from mmserve.advice import advised
+
         self.service, self.config = service, config
-        advice = dict(service.spec.sampling)
         wanted = {"temperature": args.temperature, "max_tokens": args.max_tokens}
-        self.sampling = advice | {k: v for k, v in wanted.items() if v is not None}
+        self.sampling = advised(service.spec.sampling, **wanted)
         self.messages: list[Message] = []
         self.pending: list[Part] = []
 
@@ -90,14 +91,14 @@ class Chat:
 
     async def _ask(self, line: str) -> None:
         """Stream the answer to ``line``; the turn is kept only when it was answered whole."""
-        from mmserve.core.messages import ChatInput, Message, SamplingParams, TextPart
+        from mmserve.core.messages import ChatInput, Message, TextPart
         from mmserve.generation import generate
 
         question = Message("user", (*self.pending, *await parts(line, self.config.media)))
         chat = ChatInput(
             request_id=f"chat-{uuid.uuid4().hex}",
             messages=(*self.messages, question),
-            sampling=SamplingParams(**self.sampling),
+            sampling=self.sampling,
         )
         texts = []
         async with aclosing(generate(self.service, [chat])) as outputs:

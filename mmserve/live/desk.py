@@ -1,11 +1,11 @@
 """What live sessions need of a service, and the list of those that are open."""
 
-import json
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from mmserve.advice import advised
 from mmserve.answer import Said
 from mmserve.answering import AnswerEngine, PixelsAgain
 from mmserve.core.config import Config
@@ -17,6 +17,7 @@ from mmserve.live.context import Context
 from mmserve.live.policy import SessionPolicy
 from mmserve.live.session import LiveSession
 from mmserve.live.window import Limits
+from mmserve.models.config import read_config
 from mmserve.preprocess.desk import PrepareDesk
 from mmserve.preprocess.media import MediaPart, Medium
 from mmserve.preprocess.writer import Writer
@@ -38,7 +39,7 @@ class LiveDesk:
         self.sessions: set[LiveSession] = set()
         self._prepare = prepare
         self._engine = engine
-        self._max_position = _max_position(writer)
+        self._max_position = read_config(writer.spec.folder).max_position
 
     async def open(
         self,
@@ -53,7 +54,8 @@ class LiveDesk:
     ) -> LiveSession:
         """A new session, in the running event loop.
 
-        ``sampling`` is that of answers where a question does not bring its own. Overloaded, with the reason,
+        ``sampling`` is that of answers where a question does not bring its own; without it, what the model's
+        makers advise, and ``ANSWER_TOKENS`` at most. Overloaded, with the reason,
         when there is no room for another camera; InvalidRequest for what the model's template refuses.
         """
         policy = policy or SessionPolicy()
@@ -64,18 +66,12 @@ class LiveDesk:
                 " room for what is seen",
                 param="instructions",
             )
+        if sampling is None:
+            sampling = advised(self.writer.spec.sampling, max_tokens=ANSWER_TOKENS)
         seat = self.capacity.admit(policy)
-        session = LiveSession(
-            self, policy, context, seat, sampling=sampling or self.sampling(), owner=owner, priority=priority
-        )
+        session = LiveSession(self, policy, context, seat, sampling=sampling, owner=owner, priority=priority)
         self.sessions.add(session)
         return session
-
-    def sampling(self) -> SamplingParams:
-        """What the model's makers advise."""
-        fields = dict(self.writer.spec.sampling)
-        fields["top_k"] = max(0, int(fields.get("top_k", 0)))
-        return SamplingParams(**fields, max_tokens=ANSWER_TOKENS)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ what sessions ask
 
@@ -147,10 +143,3 @@ class LiveDesk:
             "live_context_tokens": sum(session.context_tokens for session in sessions),
             "live_kept_bytes": sum(session.kept_bytes for session in sessions),
         }
-
-
-def _max_position(writer: Writer) -> int:
-    """How many positions the model knows."""
-    config: dict[str, Any] = json.loads((writer.spec.folder / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config") or config
-    return int(text.get("max_position_embeddings") or config.get("max_position_embeddings") or 32768)

@@ -1,17 +1,18 @@
-"""Sampling parameters: what the request says, else what the model's makers advise, else OpenAI's defaults."""
+"""Sampling parameters of a request."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from mmserve.advice import advised
 from mmserve.core.errors import InvalidRequest
 from mmserve.core.messages import Grammar, SamplingParams
+from mmserve.preprocess.spec import SAMPLING_FIELDS
 from mmserve.server.protocol import SamplingFields
 
-ADVISED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PLAIN = (
-    *ADVISED,
+    *SAMPLING_FIELDS,
     "seed",
     "presence_penalty",
     "frequency_penalty",
@@ -33,13 +34,11 @@ def sampling_params(
     thinking_budget: int | None = None,
 ) -> SamplingParams:
     """``advice`` is the model's own generation settings. Token ids and grammars are the engine's to check."""
-    fields = {name: advice[name] for name in ADVISED if advice.get(name) is not None}
-    fields |= {name: getattr(wanted, name) for name in _PLAIN if getattr(wanted, name) is not None}
-    fields["top_k"] = max(0, fields.get("top_k", 0))
-    if max_tokens is not None and fields.get("min_tokens", 0) > max_tokens:
+    if max_tokens is not None and (wanted.min_tokens or 0) > max_tokens:
         raise InvalidRequest(f"min_tokens must be at most max_tokens ({max_tokens})", param="min_tokens")
-    return SamplingParams(
-        **fields,
+    return advised(
+        advice,
+        **{name: getattr(wanted, name) for name in _PLAIN},
         logit_bias=wanted.logit_bias or {},
         stop_token_ids=tuple(wanted.stop_token_ids or ()),
         allowed_token_ids=tuple(wanted.allowed_token_ids or ()),
