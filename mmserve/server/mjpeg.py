@@ -4,7 +4,8 @@
            http://localhost:8000/v1/mjpeg?name=porch
 
 The answer comes at the end and counts the frames; meanwhile /v1/realtime?camera=porch asks about it. Frames
-are taken out of the body here and not looked into: the session has the latest decoded elsewhere.
+are taken out of the body here and not looked into: the session has the latest decoded elsewhere. One beyond
+``max_frame_bytes`` is dropped as too_big.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from mmserve.core.errors import InvalidRequest
 from mmserve.live.cameras import Camera, Cameras
 from mmserve.live.frame import Frame
+from mmserve.live.sources.messages import Drop
 from mmserve.live.sources.mjpeg import KIND, Parts, boundary_of
 from mmserve.server.cameras import sent
 from mmserve.server.errors import UnsupportedMediaType
@@ -61,7 +63,10 @@ async def _read(request: Request, camera: Camera, parts: Parts) -> None:
         received = time.monotonic()
         for jpeg in parts.feed(data):
             seq += 1
-            camera.put(Frame(seq=seq, data=jpeg, captured=received, received=received))
+            if jpeg is None:
+                camera.tally(1, {"too_big": Drop(1, seq, received)})
+            else:
+                camera.put(Frame(seq=seq, data=jpeg, captured=received, received=received))
         if parts.ended:
             return
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.core.errors import InvalidRequest
-from mmserve.live.sources.mjpeg import MOST_HEAD, Parts, PartTooLarge, boundary_of
+from mmserve.live.sources.mjpeg import MOST_HEAD, Parts, boundary_of
 
 PICTURES = [
     b"\xff\xd8one\xff\xd9",
@@ -72,9 +72,23 @@ def test_a_number_of_bytes_that_is_none_is_an_error():
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_a_picture_beyond_the_limit_is_refused_before_it_is_held(length):
-    with pytest.raises(PartTooLarge):
-        fed(body([b"x" * 5000], length=length), range(0, 5000, 100), most=1000)
+@pytest.mark.parametrize("step", [1, 100, 10_000])
+def test_a_picture_beyond_the_limit_is_told_of_and_never_held(length, step):
+    large = b"\xff\xd8\r\n--fram" + b"x" * 5000
+    data = body([PICTURES[0], large, PICTURES[2]], length=length, closed=True)
+    parts, found, most = Parts(b"frame", 1000), [], 0
+    for i in range(0, len(data), step):
+        found += parts.feed(data[i : i + step])
+        most = max(most, len(parts._held))
+    assert found == [PICTURES[0], None, PICTURES[2]]
+    assert parts.ended
+    assert most <= 1000 + len(b"\r\n--frame") + step
+
+
+def test_a_picture_of_just_the_most_bytes_is_let_through():
+    for length in (True, False):
+        exact, beyond = b"x" * 1000, b"x" * 1001
+        assert fed(body([exact, beyond], length=length), most=1000)[0] == [exact, None]
 
 
 def test_the_content_type_names_the_boundary():
