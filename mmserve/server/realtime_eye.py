@@ -1,8 +1,9 @@
 """A camera in a realtime session: frames in, what became of them out, and answers about what is seen."""
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -21,7 +22,9 @@ from mmserve.server.realtime_events import Teller
 from mmserve.server.realtime_items import Item
 from mmserve.server.realtime_response import Said
 from mmserve.server.realtime_settings import Settings, Wanted
-from mmserve.server.socket_door import close_code
+from mmserve.server.socket_door import INTERNAL, close_code
+
+log = logging.getLogger("mmserve.server")
 
 ENDED = 1000
 
@@ -64,17 +67,17 @@ class Eye:
         self._ours = True
         self._opened = asyncio.Event()
         self._slot: Frame | None = None
-        self._answers: dict[int, asyncio.Queue[Piece | MMServeError]] = {}
+        self._answers: dict[int, asyncio.Queue[Piece | MMServeError]] = {}  # by itself, until it has ended
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self, opening: Opening) -> None:
         """Begin a session of our own."""
-        self._tasks.append(asyncio.create_task(self._open(opening)))
+        self._spawn(self._open(opening))
 
     def attach(self, camera: Watched) -> None:
         """Watch a camera that somebody else feeds."""
         self._ours = False
-        self._tasks.append(asyncio.create_task(self._until_ended(camera)))
+        self._spawn(self._until_ended(camera))
         self._watch(camera.session)
         self._opened.set()
 
@@ -188,12 +191,23 @@ class Eye:
 
     def _watch(self, session: LiveSession) -> None:
         self._session = session
-        self._tasks.append(asyncio.create_task(self._listen(session, session.events())))
-        self._tasks.append(asyncio.create_task(self._tell_stats(session)))
+        self._spawn(self._listen(session, session.events()))
+        self._spawn(self._tell_stats(session))
 
     async def _until_ended(self, camera: Watched) -> None:
         await camera.ended.wait()
         self._end(ENDED, camera.why)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(self._guarded(work)))
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """A fault of ours ends the client, which would wait for its camera for ever."""
+        try:
+            await work
+        except Exception:
+            log.exception("a fault in watching a camera for a realtime client")
+            self._end(INTERNAL, "the server failed; its log has the cause")
 
     # ------------------------------------------------------------ what happens
 
@@ -203,19 +217,21 @@ class Eye:
                 case FrameAck():
                     self._ack(event)
                 case Triggered():
-                    self._answers[event.answer] = asyncio.Queue()
-                    self._answered(self._triggered(session, event.answer))
+                    heard = self._answers[event.answer] = asyncio.Queue()
+                    self._answered(self._triggered(session, heard))
                 case Spoken():
-                    self._hear(event.answer, event.piece)
+                    self._hear(event.answer, event.piece, event.piece.finish_reason is not None)
                 case Failed():
                     error = MMServeError(event.error["message"], code=event.error.get("code"))
-                    self._hear(event.answer, error)
+                    self._hear(event.answer, error, True)
                 case Closed() if self._ours:
                     self._end(ENDED, event.reason)
 
-    def _hear(self, answer: int, piece: Piece | MMServeError) -> None:
+    def _hear(self, answer: int, piece: Piece | MMServeError, last: bool) -> None:
         if answer in self._answers:
             self._answers[answer].put_nowait(piece)
+        if last:
+            self._answers.pop(answer, None)
 
     def _ack(self, ack: FrameAck) -> None:
         wanted = self._settings().own.frame_ack
@@ -225,27 +241,19 @@ class Eye:
                 "mmserve.frame.ack", seq=ack.seq, kept=ack.kept, reason=ack.reason, age_ms=age_ms
             )
 
-    async def _triggered(self, session: LiveSession, answer: int) -> AsyncGenerator[Said, None]:
+    async def _triggered(
+        self, session: LiveSession, heard: asyncio.Queue[Piece | MMServeError]
+    ) -> AsyncGenerator[Said, None]:
         """An answer that the session gives by itself; leaving it early cancels it."""
         whole = False
         try:
-            async with aclosing(_parsed(self._pieces(answer), None)) as pieces:
+            async with aclosing(_parsed(_pieces(heard), None)) as pieces:
                 async for said in pieces:
                     whole = said.finish is not None
                     yield said
         finally:
-            del self._answers[answer]
             if not whole:
                 session.cancel()
-
-    async def _pieces(self, answer: int) -> AsyncGenerator[Piece, None]:
-        while True:
-            piece = await self._answers[answer].get()
-            if isinstance(piece, MMServeError):
-                raise piece
-            yield piece
-            if piece.finish_reason is not None:
-                return
 
     async def _tell_stats(self, session: LiveSession) -> None:
         while True:
@@ -253,6 +261,17 @@ class Eye:
             await asyncio.sleep(every or 1.0)
             if every:
                 self._teller.tell("mmserve.stats", stats=session.stats())
+
+
+async def _pieces(heard: asyncio.Queue[Piece | MMServeError]) -> AsyncGenerator[Piece, None]:
+    """An answer that is heard piece by piece, to its last one."""
+    while True:
+        piece = await heard.get()
+        if isinstance(piece, MMServeError):
+            raise piece
+        yield piece
+        if piece.finish_reason is not None:
+            return
 
 
 async def _parsed(answer: AsyncGenerator[Piece, None], wanted: Wanted | None) -> AsyncGenerator[Said, None]:
