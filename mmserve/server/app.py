@@ -12,7 +12,6 @@ from mmserve import __version__
 from mmserve.core.config import Config
 from mmserve.generation import Generator
 from mmserve.live.cameras import Camera, Cameras, Channel
-from mmserve.live.figures import counted
 from mmserve.media import MediaDesk
 from mmserve.server import (
     cameras,
@@ -33,6 +32,7 @@ from mmserve.server import (
 )
 from mmserve.server.door import Door
 from mmserve.server.drain import Drain
+from mmserve.server.figures import counted
 from mmserve.server.health import Readiness
 from mmserve.server.realtime_talk import Talk
 from mmserve.server.response_store import ResponseStore
@@ -83,7 +83,7 @@ async def _living(app: FastAPI) -> AsyncIterator[None]:
     """
     jobs = [asyncio.create_task(work) for work in (app.state.readiness.watch(), app.state.cameras.watch())]
     try:
-        with counted(app.state.cameras, app.state.service.metrics.registry):
+        with counted(app.state.cameras, app.state.links, app.state.service.metrics.registry):
             yield
     finally:
         for job in jobs:

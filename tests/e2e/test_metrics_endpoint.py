@@ -1,11 +1,13 @@
 """GET /metrics over a real socket."""
 
+import asyncio
 import base64
 
 import httpx
 import numpy as np
 from fake_service import FakeService
 from helpers.media_files import picture_file
+from helpers.realtime_client import PATIENCE_S, joined
 from live_server import serving
 
 from mmserve.core.config import Config
@@ -38,6 +40,23 @@ def test_what_it_takes_to_get_media_is_a_stage():
         assert answer.status_code == 200
         lines = httpx.get(f"{url}/metrics").text.splitlines()
     assert 'mmserve_stage_seconds_count{stage="fetch"} 2.0' in lines
+
+
+async def test_clients_of_realtime_are_counted_while_they_are_connected():
+    with serving(FakeService(), Config()) as url:
+        async with httpx.AsyncClient(base_url=url) as web:
+
+            async def clients():
+                lines = (await web.get("/metrics")).text.splitlines()
+                [line] = [line for line in lines if line.startswith("mmserve_realtime_clients ")]
+                return float(line.split()[1])
+
+            assert await clients() == 0
+            async with joined(url), joined(url):
+                assert await clients() == 2
+            async with asyncio.timeout(PATIENCE_S):
+                while await clients():
+                    await asyncio.sleep(0.05)
 
 
 def data_url(data):
