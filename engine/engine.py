@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -151,10 +151,28 @@ class Engine:
         self.scheduler.unpark(request)
         return None
 
-    def carry_over(self, order: CarryOver) -> int:
-        """Cache what a session keeps of its context under another salt, between two steps; how many tokens of
-        it are cached then, from the first on (see ``Carrier.carry`` for errors)."""
-        return self.carrier.carry(order)
+    def carry_over(self, order: CarryOver) -> Generator[None, None, int]:
+        """Cache what a session keeps of its context under another salt, in turns between which steps are to
+        stand; it returns how many tokens of it are cached, from the first on (see ``Carrier.carry`` for
+        errors). A turn takes about as long as decodes may wait."""
+        parts = self.carrier.carry(order)
+        while (count := self._carry_turn(parts)) is None:
+            yield
+        return count
+
+    def _carry_turn(self, parts: Generator[None, None, int]) -> int | None:
+        """Parts for as long as it may take; what the last one tells."""
+        decodes, start = len(self.scheduler.decoding), self._clock()
+        most = self.mixing.beside_s(decodes)
+        try:
+            next(parts)
+            while self._clock() - start < most:
+                next(parts)
+        except StopIteration as end:
+            return int(end.value)
+        finally:
+            self.mixing.stood(decodes, self._clock() - start)
+        return None
 
     def holds(self, digest: bytes) -> bool:
         """Whether the features of ``digest`` are in the pool at this moment; any thread may ask."""

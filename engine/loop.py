@@ -4,7 +4,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -35,7 +36,7 @@ class Steps(Protocol):
     def submit(self, prepared: PreparedRequest, matcher: Matcher | None = None) -> None: ...
     def abort(self, request_id: str) -> TokenOutput | None: ...
     def supply(self, request_id: str, pixels: Pixels) -> TokenOutput | None: ...
-    def carry_over(self, order: CarryOver) -> int: ...
+    def carry_over(self, order: CarryOver) -> Iterator[None]: ...
     def holds(self, digest: bytes) -> bool: ...
     def step(self) -> list[TokenOutput | PixelsWanted]: ...
     def stats(self) -> dict[str, Any]: ...
@@ -61,6 +62,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiters: dict[str, Deliver] = {}
         self._compiling: dict[str, Deliver] = {}  # those whose grammars are being compiled
+        self._carrying: deque[tuple[Iterator[None], DeliverCount]] = deque()  # orders, the first under way
         self._gate = threading.Lock()  # orders submissions before or after the engine's end
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -86,8 +88,9 @@ class EngineThread:
             self._commands.put(lambda: self._supply(request_id, pixels, deliver))
 
     def carry_over(self, order: CarryOver, deliver: DeliverCount) -> None:
-        """Carry out ``order`` before the next step, and deliver how many tokens are cached then, or the error
-        that refused it, once; EngineDead if nobody is there to take it."""
+        """Carry out ``order`` in turns with steps, after those that came before it, and deliver how many
+        tokens are cached then, or the error that refused it, once; EngineDead if nobody is there to take
+        it."""
         self._command(lambda: self._carry_over(order, deliver))
 
     @property
@@ -123,6 +126,7 @@ class EngineThread:
             while not self._stopping:
                 self.busy_since = time.monotonic()
                 self._receive()
+                self._carry_on()
                 for output in self._engine.step() if self._engine.has_work else ():
                     self._deliver(output)
                 self._after()
@@ -135,7 +139,7 @@ class EngineThread:
 
     def _receive(self) -> None:
         """Run all commands that are there; with nothing to do, wait for one."""
-        if not self._engine.has_work:
+        if not self._engine.has_work and not self._carrying:
             self._engine.check_integrity()
             self._rest()()
         while not self._commands.empty():
@@ -213,13 +217,24 @@ class EngineThread:
                 self._deliver(output)
 
     def _carry_over(self, order: CarryOver, deliver: DeliverCount) -> None:
+        self._carrying.append((self._engine.carry_over(order), deliver))
+
+    def _carry_on(self) -> None:
+        """One turn of the order under way, if there is one."""
+        if not self._carrying:
+            return
+        turns, deliver = self._carrying[0]
+        told: int | MMServeError
         try:
-            told: int | MMServeError = self._engine.carry_over(order)
+            return next(turns)
+        except StopIteration as end:
+            told = end.value
         except MMServeError as refusal:
             told = refusal
         except Exception as error:
             log.exception("what a session keeps could not be carried over")
             told = MMServeError(f"nothing could be carried over: {type(error).__name__}: {error}")
+        self._carrying.popleft()
         deliver(told)
 
     def _stop(self) -> None:
@@ -255,8 +270,11 @@ class EngineThread:
             self._commands.get()()
         for deliver in (*self._waiters.values(), *self._compiling.values()):
             deliver(EngineDead(reason.message))
+        for _, deliver_count in self._carrying:
+            deliver_count(EngineDead(reason.message))
         self._waiters.clear()
         self._compiling.clear()
+        self._carrying.clear()
 
 
 class _Gone:
@@ -278,8 +296,8 @@ class _Gone:
     def supply(self, request_id: str, pixels: Pixels) -> None:
         return None
 
-    def carry_over(self, order: CarryOver) -> int:
-        raise EngineDead(self._reason.message)
+    def carry_over(self, order: CarryOver) -> Iterator[None]:
+        return iter(())  # nobody takes a turn any more
 
     def holds(self, digest: bytes) -> bool:
         return False

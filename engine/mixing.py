@@ -79,6 +79,12 @@ class Mixing:
         least = decodes + PROMPT_ROWS // 2
         return max(rows // PROMPT_ROWS, -(-least // PROMPT_ROWS)) * PROMPT_ROWS - decodes
 
+    def beside_s(self, decodes: int) -> float:
+        """Seconds that anything else may take between two steps of ``decodes`` rows."""
+        if self.stall_factor is None:
+            return inf
+        return self._spare if decodes else IDLE_SLICE_S
+
     @property
     def _mixes(self) -> bool:
         return self._since_alone < REFRESH
@@ -96,6 +102,11 @@ class Mixing:
         self._encoders_turn = False
         if work:
             self.work.observe(seconds, work)
+        if decodes:
+            self._waited(seconds)
+
+    def stood(self, decodes: int, seconds: float) -> None:
+        """Something else took ``seconds`` between two steps, for which ``decodes`` rows waited."""
         if decodes:
             self._waited(seconds)
 

@@ -1,6 +1,6 @@
 """What a session keeps when a window of its context is dropped, without computing it again."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -18,9 +18,11 @@ from mmserve.models.config import TextConfig
 
 Places = npt.NDArray[np.int64]  # of tokens in the old prompt, or of slots in the pool
 
+PART_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}  # of keys and values; some 10 ms each
+
 
 class Carrier:
-    """Copies keys and values of cached tokens to pages under another salt, between two steps.
+    """Copies keys and values of cached tokens to pages under another salt, in parts, between steps.
 
         old salt   |-- head --|-- dropped --|------ kept ------|-- not cached --|
                         |                           |
@@ -28,18 +30,21 @@ class Carrier:
 
     Pages under the old salt stay where they are, for whoever reads them. New ones come from free pages and
     from what can be evicted, and belong to the tree, unlocked: they can be evicted in their turn, so nobody
-    has less room than before. Both prefixes are locked meanwhile, lest one be evicted for the other.
+    has less room than before. Both prefixes are locked during a part, lest one be evicted for the other, and
+    between two neither is: what is evicted then is not carried over.
     """
 
     def __init__(self, kv: KVPool, memory: Memory, config: TextConfig) -> None:
         self.kv = kv
         self.memory = memory
         self.config = config
+        page_bytes = kv.shape.token_bytes * kv.page_size
+        self.part_pages = max(PART_BYTES[kv.data.device.type] // page_bytes, 1)
         self.carried_tokens = 0
 
-    def carry(self, order: CarryOver) -> int:
-        """How many tokens of the new prompt are cached afterwards, from its first on: as far as those of the
-        old one are, and as there is room, in whole pages.
+    def carry(self, order: CarryOver) -> Generator[None, None, int]:
+        """Part by part. It returns how many tokens of the new prompt are cached then, from its first on: as
+        far as those of the old one are, and as there is room, in whole pages.
 
         ConfigError without a prefix cache, InvalidRequest for an order that contradicts itself; neither
         changes anything.
@@ -49,20 +54,25 @@ class Carrier:
             raise ConfigError("prefix_caching is off: nothing is there to carry over", param="prefix_caching")
         check_order(order)
         kept = _places(order)
-        old = prefixes.match(order.keys, (order.salt, None))
-        new = prefixes.match(order.keys[kept], (order.new_salt, None))
-        with _locked(prefixes, old.node), _locked(prefixes, new.node):
-            length = self._extend(order, kept, old, new)
+        before, length = 0, self._part(prefixes, order, kept)
+        while length > before:
+            yield
+            before, length = length, self._part(prefixes, order, kept)
         if order.retire:
             prefixes.demote((order.salt, None))
         return length
 
-    def _extend(self, order: CarryOver, kept: Places, old: Match, new: Match) -> int:
-        """Carry over what ``new`` lacks; its length afterwards."""
-        prefixes, size = self.memory.prefixes, self.kv.page_size
-        assert prefixes is not None
+    def _part(self, prefixes: RadixCache, order: CarryOver, kept: Places) -> int:
+        """Carry over the next part of what is lacking under the new salt; what is there afterwards."""
+        old = prefixes.match(order.keys, (order.salt, None))
+        new = prefixes.match(order.keys[kept], (order.new_salt, None))
+        with _locked(prefixes, old.node), _locked(prefixes, new.node):
+            return self._extend(prefixes, order, kept, old, new)
+
+    def _extend(self, prefixes: RadixCache, order: CarryOver, kept: Places, old: Match, new: Match) -> int:
+        size = self.kv.page_size
         cached = int(np.searchsorted(kept, old.length))  # of ``kept``
-        count = min((cached - new.length) // size, self.memory.available)
+        count = min((cached - new.length) // size, self.memory.available, self.part_pages)
         if count <= 0:
             return new.length
         source, target = _table(prefixes, old.node), _table(prefixes, new.node)

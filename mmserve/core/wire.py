@@ -1,12 +1,13 @@
 """What processes say to each other as msgpack: errors, and values that msgspec does not know by itself.
 
-Everything is decoded into fixed types, so nothing that another process says is executed. And how a child
-process ends with its parent.
+Everything is decoded into fixed types, so nothing that another process says is executed. How messages follow
+each other over a socket: each with its length in front. And how a child process ends with its parent.
 """
 
 import ctypes
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from mmserve.core import errors
 from mmserve.core.errors import MMServeError
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+PREFIX_BYTES = 4  # of the length in front of a message
 
 
 class Fault(Struct, frozen=True):
@@ -67,6 +69,35 @@ def decoded(kind: type, value: Any) -> Any:
         dtype, shape, data = value
         return np.frombuffer(data, dtype).reshape(shape)
     raise NotImplementedError(f"{kind.__name__} is not part of any message")
+
+
+def prefixed(body: bytes) -> bytes:
+    """``body`` with its length in front."""
+    return len(body).to_bytes(PREFIX_BYTES, "little") + body
+
+
+def length_of(prefix: bytes | bytearray) -> int:
+    """Of the message behind this prefix."""
+    return int.from_bytes(prefix, "little")
+
+
+def receive(sock: socket.socket) -> bytes:
+    """Wait for the next message; EOFError when the other side says no more."""
+    return receive_exactly(sock, length_of(receive_exactly(sock, PREFIX_BYTES)))
+
+
+def receive_exactly(sock: socket.socket, count: int) -> bytes:
+    """Wait for so many bytes; EOFError when the other side has ended before."""
+    data = bytearray()
+    while len(data) < count:
+        try:
+            part = sock.recv(count - len(data))
+        except OSError:  # so it looks when the other side had not read everything
+            part = b""
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
 
 
 def die_with(parent: int) -> None:

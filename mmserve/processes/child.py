@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from mmserve.core.errors import MMServeError
+from mmserve.core.wire import PREFIX_BYTES, length_of, prefixed
 from mmserve.logs import STACKS_SIGNAL
-from mmserve.processes.messages import PREFIX_BYTES, Alive, FromChild, NotReady, Ready, from_child, to_bytes
+from mmserve.processes.messages import Alive, FromChild, NotReady, Ready, from_child, to_bytes
 from mmserve.processes.pulse import LOOK_S, Patience, Vitals
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,7 @@ class Child:
             )
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours)
-        body = to_bytes(hello)
-        writer.write(len(body).to_bytes(PREFIX_BYTES, "little") + body)
+        writer.write(prefixed(to_bytes(hello)))
         return cls(name, process, reader, writer, patience)
 
     async def ready(self) -> Ready:
@@ -149,7 +149,7 @@ class Child:
     async def _heard(self) -> FromChild | None:
         """What it says next; None when it says no more."""
         try:
-            length = int.from_bytes(await self._reader.readexactly(PREFIX_BYTES), "little")
+            length = length_of(await self._reader.readexactly(PREFIX_BYTES))
             return from_child(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, OSError):
             return None

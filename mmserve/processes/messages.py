@@ -20,9 +20,6 @@ from mmserve.core.config import Config
 from mmserve.core.messages import CarryOver, PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.core.wire import Fault, decoded, encoded
 
-PREFIX_BYTES = 4  # of the length in front of what is said over the socket to the parent
-
-
 # ---------------------------------------------------------------- from a parent to its child
 
 

@@ -5,10 +5,11 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
-from mmserve.core.wire import die_with
-from mmserve.processes.messages import PREFIX_BYTES, Hello, Ready, to_bytes, to_hello
+from mmserve.core.wire import die_with, prefixed, receive, receive_exactly
+from mmserve.processes.messages import Hello, Ready, to_bytes, to_hello
 from mmserve.processes.pulse import Pulse
 
 
@@ -31,13 +32,15 @@ class Parent:
 
     def first(self) -> bytes:
         """The same, for whoever reads a hello of another kind."""
-        hello = self._exactly(int.from_bytes(self._exactly(PREFIX_BYTES), "little"))
-        threading.Thread(target=self._exactly, args=(1,), name="parent", daemon=True).start()
+        try:
+            hello = receive(self._socket)
+        except EOFError:
+            self._leave()
+        threading.Thread(target=self._watch, name="parent", daemon=True).start()
         return hello
 
     def say(self, message: Any) -> None:
-        body = to_bytes(message)
-        self._socket.sendall(len(body).to_bytes(PREFIX_BYTES, "little") + body)
+        self._socket.sendall(prefixed(to_bytes(message)))
 
     def ready(self, words: Ready, busy_since: Callable[[], float | None]) -> None:
         """Say so, and give signs of life from now on; see ``Pulse``, whose thread alone speaks then."""
@@ -48,20 +51,12 @@ class Parent:
         """Have the kernel kill this process when its parent dies. There must be nothing left to tidy up."""
         die_with(self._pid)
 
-    def _exactly(self, count: int) -> bytes:
-        """So many bytes; the end of this process if the parent has ended."""
-        data = bytearray()
-        while len(data) < count:
-            part = self._part(count - len(data))
-            if not part:
-                if self._folder:
-                    shutil.rmtree(self._folder, ignore_errors=True)
-                os._exit(0)
-            data += part
-        return bytes(data)
+    def _watch(self) -> None:
+        with suppress(EOFError):
+            receive_exactly(self._socket, 1)  # which never comes: nothing more is said
+        self._leave()
 
-    def _part(self, most: int) -> bytes:
-        try:
-            return self._socket.recv(most)
-        except ConnectionResetError:  # so it looks when the parent had not read everything
-            return b""
+    def _leave(self) -> NoReturn:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)

@@ -23,12 +23,11 @@ from msgspec import Struct
 
 from mmserve.core.config import MediaOptions
 from mmserve.core.messages import ChatInput, ImagePart, VideoPart
-from mmserve.core.wire import Fault, decoded, encoded
+from mmserve.core.wire import Fault, decoded, encoded, prefixed
 from mmserve.preprocess.media import Medium
 from mmserve.preprocess.prompt import Prompt
 from mmserve.preprocess.spec import ProcessorSpec
 
-PREFIX_BYTES = 4
 _BIG_INT = 1  # an extension type of ours: an integer beyond 64 bits, as its digits
 
 
@@ -158,8 +157,7 @@ FromWorker = Ready | Need | Seen | Glanced | LaidOut | Failed | GaveUp
 
 def to_bytes(message: Any) -> bytes:
     """A message with its length in front. RecursionError if it is nested too deeply."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(PREFIX_BYTES, "little") + body
+    return prefixed(_encoder.encode(message))
 
 
 def to_worker(body: bytes) -> ToWorker:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 
 from mmserve.core.arena import Arena
+from mmserve.core.wire import PREFIX_BYTES, length_of
 from mmserve.preprocess.pool.messages import (
-    PREFIX_BYTES,
     Cancel,
     Denied,
     FromWorker,
@@ -125,7 +125,7 @@ class WorkerProcess:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                length = int.from_bytes(await reader.readexactly(PREFIX_BYTES), "little")
+                length = length_of(await reader.readexactly(PREFIX_BYTES))
                 self._inbox.put_nowait(from_worker(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, OSError, ValueError):
             self.alive = False

@@ -19,11 +19,10 @@ import numpy as np
 
 from mmserve.core.arena import Window
 from mmserve.core.errors import InvalidRequest, MediaError, MMServeError
-from mmserve.core.wire import Fault, die_with
+from mmserve.core.wire import Fault, die_with, receive
 from mmserve.preprocess.media import Medium, without_pixels
 from mmserve.preprocess.pool.bulk import loaded
 from mmserve.preprocess.pool.messages import (
-    PREFIX_BYTES,
     Bulk,
     Cancel,
     Denied,
@@ -60,22 +59,16 @@ class Channel:
         self._socket.sendall(to_bytes(message))
 
     def receive(self) -> ToWorker:
-        length = int.from_bytes(self._exactly(PREFIX_BYTES), "little")
-        return to_worker(self._exactly(length))
+        try:
+            body = receive(self._socket)
+        except EOFError:
+            os._exit(0)  # the keeper has gone; there is nobody to tidy up for
+        return to_worker(body)
 
     @property
     def waiting(self) -> bool:
         """Whether a message has begun to arrive."""
         return bool(select.select([self._socket], [], [], 0)[0])
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            part = self._socket.recv(count - len(data))
-            if not part:
-                os._exit(0)  # the keeper has gone; there is nobody to tidy up for
-            data += part
-        return bytes(data)
 
 
 class Worker:

@@ -147,7 +147,7 @@ async def test_pixels_are_let_go_once_they_are_encoded(service, monkeypatch):
     await stream.aclose()
 
 
-async def never(chat):
+async def never(*_):
     await asyncio.Event().wait()
 
 

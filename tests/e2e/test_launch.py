@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 # The real command over a service without a model.
 SCRIPT = """
 import sys, types
-sys.path.insert(0, {here!r})
+sys.path[:0] = {here!r}
 from fake_service import FakeService
 class Service(FakeService):
     @classmethod
@@ -39,13 +39,16 @@ def start():
     running = []
 
     def begin(*flags):
-        code = SCRIPT.format(here=str(Path(__file__).parent))
+        code = SCRIPT.format(here=[str(folder) for folder in Path(__file__).parents[:2]])
         process = subprocess.Popen(
             [sys.executable, "-c", code, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         running.append(process)
-        line = process.stdout.readline()
-        return process, re.search(r"ready at (http://\S+)", line)[1]
+        ready = re.search(r"ready at (http://\S+)", process.stdout.readline())
+        if not ready:
+            process.kill()
+            pytest.fail(process.communicate()[1])
+        return process, ready[1]
 
     yield begin
     for process in running:

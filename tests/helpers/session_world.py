@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from helpers.scheduler_world import PAGE_SIZE, World
+from helpers.sessions import end_of
 from msgspec.structs import replace
 
 from mmserve.core.messages import CarryOver, PreparedRequest, SamplingParams
@@ -38,6 +39,7 @@ class SessionWorld(World):
         self.kv = KVPool(KVShape(2, 1, 2, torch.float32), pages, PAGE_SIZE, "cpu")
         self.kv.allocator = self.memory.pages
         self.carrier = Carrier(self.kv, self.memory, CONFIG)
+        self.carrier.part_pages = 2
         self.read = 0
 
     def check(self, chunk):
@@ -128,7 +130,7 @@ class Session:
         shift = fields.get("shift", 0)
         self.names = [self.names[i] for i in places]
         self.positions = [self.positions[i] - (shift if i >= self.head else 0) for i in places]
-        return self.world.carrier.carry(order)
+        return end_of(self.world.carrier.carry(order))
 
     def _request(self, words, **fields):
         start, count = self.positions[-1] + 1, len(self.names) + words

@@ -44,6 +44,20 @@ def places(order):
     return np.concatenate([np.arange(a, b) for a, b in order.kept])
 
 
+def end_of(turns):
+    """What a generator returns when it has been left to run."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            return end.value
+
+
+def carried_over(engine, order):
+    """The whole of ``order``, with no step in between."""
+    return end_of(engine.carry_over(order))
+
+
 def after(request, order, name="after"):
     """``request`` when of its trunk what ``order`` keeps is left, and all that stood behind the trunk."""
     kept = np.concatenate((places(order), np.arange(len(order.keys), request.num_tokens)))

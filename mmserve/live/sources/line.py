@@ -6,9 +6,9 @@ from contextlib import suppress
 
 import numpy as np
 
+from mmserve.core.wire import PREFIX_BYTES, length_of
 from mmserve.live.sources.messages import (
     MOST_BYTES,
-    PREFIX_BYTES,
     FromCamera,
     Picture,
     ToCamera,
@@ -34,7 +34,7 @@ class Line:
 
         EOFError when there will be none, ValueError (msgspec's too) for what no camera would say.
         """
-        length = int.from_bytes(await self._exactly(PREFIX_BYTES), "little")
+        length = length_of(await self._exactly(PREFIX_BYTES))
         if length > MOST_BYTES:
             raise ValueError(f"a message of {length} bytes")
         message = from_camera(bytes(await self._exactly(length)))

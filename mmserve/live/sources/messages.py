@@ -21,11 +21,10 @@ import numpy as np
 from msgspec import Struct
 
 from mmserve.core.config import CameraOptions, MediaOptions
-from mmserve.core.wire import Fault, decoded, encoded
+from mmserve.core.wire import Fault, decoded, encoded, prefixed
 from mmserve.live.frame import Fate
 from mmserve.live.policy import SessionPolicy
 
-PREFIX_BYTES = 4
 MOST_BYTES = 1 << 20  # of one message, the pixels that follow not counted
 
 # ---------------------------------------------------------------- hellos
@@ -157,8 +156,7 @@ FromCamera = Answered | Live | Away | Tally | Opened | Heard | Picture | Ended
 
 def to_bytes(message: Any) -> bytes:
     """A message with its length in front."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(PREFIX_BYTES, "little") + body
+    return prefixed(_encoder.encode(message))
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encoded)

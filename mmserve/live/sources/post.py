@@ -5,12 +5,13 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
+from mmserve.core.wire import receive
 from mmserve.live.sources.messages import (
-    PREFIX_BYTES,
     FromCamera,
     Picture,
     ToCamera,
@@ -102,22 +103,7 @@ class Post:
         self._socket.sendall(np.ascontiguousarray(pixels).data)
 
     def _hear(self, hear: Callable[[ToCamera], object]) -> None:
-        while True:
-            length = int.from_bytes(self._exactly(PREFIX_BYTES), "little")
-            hear(to_camera(self._exactly(length)))
-
-    def _exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            part = self._part(count - len(data))
-            if not part:
-                self._leave(0)
-                raise EOFError
-            data += part
-        return bytes(data)
-
-    def _part(self, most: int) -> bytes:
-        try:
-            return self._socket.recv(most)
-        except OSError:  # so it looks when the api had not read everything
-            return b""
+        with suppress(EOFError):
+            while True:
+                hear(to_camera(receive(self._socket)))
+        self._leave(0)

@@ -1,11 +1,14 @@
 """What crosses from one process to another arrives as it was."""
 
+import socket
+import threading
+
 import msgspec
 import numpy as np
 import pytest
 
 from mmserve.core.errors import EngineDead, MediaError, MMServeError, Overloaded
-from mmserve.core.wire import Fault, decoded, encoded
+from mmserve.core.wire import Fault, decoded, encoded, prefixed, receive, receive_exactly
 
 
 class Odd(MMServeError):
@@ -43,3 +46,44 @@ def test_an_array_arrives_as_it_was_and_read_only(array):
     again = msgspec.msgpack.decode(data, type=np.ndarray, dec_hook=decoded)
     assert (again.dtype, again.shape, again.tolist()) == (array.dtype, array.shape, array.tolist())
     assert not again.flags.writeable
+
+
+# ---------------------------------------------------------------- a socket
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(10)
+        yield ours, theirs
+
+
+def test_messages_come_one_by_one_however_they_are_cut(ends):
+    ours, theirs = ends
+    sent = [b"one", b"", bytes(100_000)]
+
+    def send():
+        data = b"".join(map(prefixed, sent))
+        for i in range(0, len(data), 999):
+            ours.sendall(data[i : i + 999])
+
+    threading.Thread(target=send, daemon=True).start()
+    assert [receive(theirs) for _ in sent] == sent
+
+
+@pytest.mark.parametrize("cut", [b"", b"\x05", b"\x05\0\0\0", b"\x05\0\0\0four"])
+def test_an_end_is_told_wherever_it_comes(ends, cut):
+    ours, theirs = ends
+    ours.sendall(cut)
+    ours.close()
+    with pytest.raises(EOFError):
+        receive(theirs)
+
+
+def test_who_ends_without_having_read_everything_has_ended_too(ends):
+    ours, theirs = ends
+    theirs.sendall(b"unread")
+    ours.close()
+    with pytest.raises(EOFError):
+        receive_exactly(theirs, 1)

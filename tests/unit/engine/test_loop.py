@@ -24,6 +24,7 @@ class CountingEngine:
         self.asked = set()
         self.grammars = None
         self.matchers = []
+        self.done = []
 
     @property
     def has_work(self):
@@ -51,6 +52,9 @@ class CountingEngine:
             raise InvalidRequest("no", param="kept")
         if order.new_salt == "absurd":
             raise ZeroDivisionError("by nought")
+        for _ in order.keys:
+            self.done.append("turn")
+            yield
         return len(order.keys)
 
     def holds(self, digest):
@@ -65,6 +69,7 @@ class CountingEngine:
         self.gate.wait(5)
         if self.fault:
             raise self.fault
+        self.done.append("step")
         outputs = []
         if "bare" in self.left and self.left["bare"] == 3 and "bare" not in self.asked:
             self.parked["bare"] = self.left.pop("bare")
@@ -229,6 +234,30 @@ def test_an_order_to_carry_over_is_answered_between_steps_also_when_nothing_runs
     deliveries, deliver = inbox()
     loop.carry_over(order("new"), deliver)
     assert take(deliveries, 1) == [4]
+
+
+def test_steps_stand_between_the_turns_of_an_order(loop, engine):
+    engine.gate.clear()
+    (said, hear), (deliveries, deliver) = inbox(), inbox()
+    loop.submit(Named("a"), hear)
+    loop.carry_over(order("new"), deliver)
+    engine.gate.set()
+    assert take(deliveries, 1) == [4]
+    take(said, 3)
+    assert engine.done.count("turn") == 4
+    first = engine.done.index("step")
+    assert engine.done[first : first + 5] == ["step", "turn", "step", "turn", "step"]
+
+
+def test_an_order_under_way_is_told_when_the_engine_ends(loop, engine):
+    engine.gate.clear()
+    deliveries, deliver = inbox()
+    loop.submit(Named("a"), print)
+    loop.carry_over(order("new"), deliver)
+    engine.fault = RuntimeError("broken")
+    engine.gate.set()
+    [told] = take(deliveries, 1)
+    assert isinstance(told, EngineDead)
 
 
 def test_an_order_that_is_refused_or_fails_is_told_and_harms_nobody(loop):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mmserve.core.errors import MediaError
-from mmserve.core.wire import Fault
+from mmserve.core.wire import PREFIX_BYTES, Fault
 from mmserve.live.policy import SessionPolicy
 from mmserve.live.sources import messages
 from mmserve.live.sources.line import MOST_WAITING, Line
@@ -73,7 +73,7 @@ async def test_words_to_a_camera_do_too(ends, message):
     async with asyncio.timeout(5):
         while len(data) < len(to_bytes(message)):
             data += await asyncio.get_running_loop().sock_recv(theirs, 4096)
-    assert messages.to_camera(data[messages.PREFIX_BYTES :]) == message
+    assert messages.to_camera(data[PREFIX_BYTES:]) == message
 
 
 async def test_a_picture_comes_with_its_pixels(ends):

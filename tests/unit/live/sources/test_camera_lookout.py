@@ -15,9 +15,10 @@ from helpers.media_files import rotated
 from PIL import Image
 
 from mmserve.core.config import CameraOptions, MediaOptions
+from mmserve.core.wire import receive, receive_exactly
 from mmserve.live.policy import SessionPolicy
 from mmserve.live.sources.lookout import Lookout, Sluice, luma_of
-from mmserve.live.sources.messages import PREFIX_BYTES, Picture, Tally, from_camera
+from mmserve.live.sources.messages import Picture, Tally, from_camera
 from mmserve.live.sources.post import Post, Shown
 
 REST = scene(0, moving=False)
@@ -120,9 +121,9 @@ class Api:
         self.post = Post(theirs, self.left.append)
 
     def read(self):
-        message = from_camera(self._exactly(int.from_bytes(self._exactly(PREFIX_BYTES), "little")))
+        message = from_camera(receive(self.socket))
         if isinstance(message, Picture):
-            pixels = np.frombuffer(self._exactly(message.nbytes), np.uint8)
+            pixels = np.frombuffer(receive_exactly(self.socket, message.nbytes), np.uint8)
             return message, pixels.reshape(message.height, message.width, 3)
         return message, None
 
@@ -131,12 +132,6 @@ class Api:
             message, pixels = self.read()
             if isinstance(message, kind):
                 return message, pixels
-
-    def _exactly(self, count):
-        data = b""
-        while len(data) < count:
-            data += self.socket.recv(count - len(data))
-        return data
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from mmserve.core.arena import Arena
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import InvalidRequest, MediaError
 from mmserve.core.messages import ImagePart, Message, TextPart, VideoPart
+from mmserve.core.wire import PREFIX_BYTES
 from mmserve.preprocess.pool.bulk import loaded, luggage, unloaded
 from mmserve.preprocess.pool.messages import (
-    PREFIX_BYTES,
     Hello,
     LaidOut,
     LayOut,
