@@ -106,6 +106,7 @@ class LiveSession:
     ) -> None:
         self.policy = policy
         self.sampling = sampling
+        self.stop: tuple[str, ...] = ()  # texts at which answers end that a trigger starts
         self.changed: list[Callable[[SessionPolicy], None]] = []
         self.host = host
         self.context = context
@@ -219,9 +220,14 @@ class LiveSession:
         policy: SessionPolicy | None = None,
         instructions: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        sampling: SamplingParams | None = None,
+        stop: tuple[str, ...] | None = None,
     ) -> None:
         """Change what is given, from now on. New instructions or ``template_kwargs`` (tools among them) have
-        the whole context computed anew."""
+        the whole context computed anew. ``sampling`` is that of answers which bring none of their own, and
+        ``stop`` what ends those that a trigger starts."""
+        self.sampling = sampling or self.sampling
+        self.stop = self.stop if stop is None else stop
         if instructions is not None or template_kwargs is not None:
             async with self.writing:
                 old, self.context = self.context, self.context.rewritten(instructions, template_kwargs)
@@ -462,6 +468,7 @@ class LiveSession:
         asked = Asked(
             parts=(TextPart(question),),
             sampling=self.sampling,
+            stop=self.stop,
             request_id=self._new_id(),
             triggered=True,
         )

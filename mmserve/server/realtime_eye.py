@@ -42,6 +42,7 @@ class Opening(Struct, kw_only=True):
 
     desk: LiveDesk
     settings: Settings
+    standing: Wanted | None
     items: tuple[Item, ...]
     template_kwargs: dict[str, Any]
     owner: str
@@ -131,13 +132,20 @@ class Eye:
                 param="item_id",
             )
 
-    async def update(self, old: Settings, new: Settings, template_kwargs: dict[str, Any] | None) -> None:
-        """Let the session have what has changed."""
+    async def update(
+        self,
+        old: Settings,
+        new: Settings,
+        template_kwargs: dict[str, Any] | None,
+        standing: Wanted | None,
+    ) -> None:
+        """Let the session have what has changed; ``standing`` is how it answers by itself."""
         session = await self.session()
         await session.update(
             policy=None if new.policy == old.policy else new.policy,
             instructions=None if new.instructions == old.instructions else new.instructions,
             template_kwargs=template_kwargs,
+            **_manner(standing),
         )
 
     async def ask(
@@ -176,6 +184,7 @@ class Eye:
                 owner=opening.owner,
                 template_kwargs=opening.template_kwargs or None,
             )
+            await session.update(**_manner(opening.standing))
             self._watch(session)
             if self._slot is not None:
                 session.put(self._slot)
@@ -261,6 +270,10 @@ class Eye:
             await asyncio.sleep(every or 1.0)
             if every:
                 self._teller.tell("mmserve.stats", stats=session.stats())
+
+
+def _manner(standing: Wanted | None) -> dict[str, Any]:
+    return {} if standing is None else {"sampling": standing.sampling, "stop": standing.stop}
 
 
 async def _pieces(heard: asyncio.Queue[Piece | MMServeError]) -> AsyncGenerator[Piece, None]:

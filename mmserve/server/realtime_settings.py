@@ -93,6 +93,11 @@ class Settings(Struct, frozen=True, kw_only=True):
             asked=time.monotonic(),
         ).checked(service)
 
+    def standing(self, service: Generator) -> "Wanted | None":
+        """How answers are given that a trigger starts; None where nothing is said of it."""
+        said = self.own.sampling is not None or self.max_output_tokens != "inf"
+        return self.wanted(None, service) if said else None
+
     def toolbox(self, where: str) -> Toolbox:
         """The tools, checked; InvalidRequest names the field below ``where``."""
         tools, choice = nested_tools(list(self.tools)), nested_choice(self.tool_choice)

@@ -149,7 +149,8 @@ class Talk:
         old, new = self._settings, self._settings.updated(event.session, self._service)
         if self._eye is not None:
             before, after = self._template_kwargs(old), self._template_kwargs(new)
-            await self._eye.update(old, new, None if before == after else after)
+            kwargs = None if before == after else after
+            await self._eye.update(old, new, kwargs, new.standing(self._service))
         self._settings = new
         self._teller.tell("session.updated", echo=True, session=self._shown())
 
@@ -346,6 +347,7 @@ class Talk:
         return Opening(
             desk=self._service.live,
             settings=self._settings,
+            standing=self._settings.standing(self._service),
             items=tuple(self._items),
             template_kwargs=self._template_kwargs(self._settings),
             owner=self._owner,

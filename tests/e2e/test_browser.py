@@ -117,6 +117,27 @@ async def test_a_camera_by_webrtc_is_asked_about_over_its_data_channel(server, f
     assert all(answer["age"] > 0 for answer in told["answers"])
 
 
+async def test_an_answer_that_a_change_started_is_cancelled_by_leaving_it(server, film):
+    _, url = server
+    script = """
+        const camera = new LiveCamera({
+          key: given.key,
+          policy: { fps: 5, trigger: "change", question: "Describe it.", sampling: { ignore_eos: true } },
+        });
+        await camera.open();
+        const done = new Promise((resolve) => camera.addEventListener("event", ({ detail }) => {
+          if (detail.type === "response.done") resolve(detail.response);
+        }));
+        const begun = new Promise((resolve) => camera.addEventListener("answer", resolve, { once: true }));
+        camera.show(stream, { fps: 10 });
+        for await (const piece of (await begun).detail) if (piece.text) break;
+        const { status, status_details } = await done;
+        camera.close();
+        return [status, status_details.reason];
+    """
+    assert await in_page(url, film, script) == ["cancelled", "client_cancelled"]
+
+
 async def test_refusals_reach_the_page_with_their_reason(server, film):
     _, url = server
     script = """

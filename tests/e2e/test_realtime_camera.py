@@ -269,6 +269,19 @@ async def test_answers_that_a_change_starts_are_responses_too(url):
     assert kinds(client.heard).count("response.created") >= 2
 
 
+async def test_answers_that_a_change_starts_are_given_as_the_session_is_set_to(url):
+    schema = {"type": "object", "properties": {"seen": {"const": "a cat"}}, "required": ["seen"]}
+    form = {**GREEDY, "structured_outputs": {"json": {**schema, "additionalProperties": False}}}
+    async with camera(url, trigger="change", question=DESCRIBE, sampling=form) as client:
+        await client.send(sample("cat.jpg"))
+        assert json.loads(text_of(await client.until("response.done"))) == {"seen": "a cat"}
+        await client.send({"type": "session.update", "session": {"type": "realtime", "max_output_tokens": 3}})
+        await client.until("session.updated")
+        await client.send(sample("apples.jpg"))
+        done = (await client.until("response.done"))[-1]["response"]
+        assert done["status_details"]["reason"] == "max_output_tokens"
+
+
 async def test_a_question_with_items_of_its_own_sees_no_camera(url):
     async with camera(url) as client:
         await client.send(sample("cat.jpg"))

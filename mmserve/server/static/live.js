@@ -47,11 +47,13 @@ export class LiveError extends Error {
 }
 
 /* One answer, to be iterated over once: pieces { text, ageMs, frameSeq, finish, usage }. The last has no text,
-   but a `finish`: "stop", "length", "cut" by a newer question, or "cancelled". */
+   but a `finish`: "stop", "length", "cut" by a newer question, or "cancelled". `left` is called when the loop
+   is left. */
 class Answer {
-  constructor() {
+  constructor(left = () => {}) {
     this.id = null;
     this.ended = false;
+    this._left = left;
     this._pieces = [];
     this._news = null;
   }
@@ -64,12 +66,16 @@ class Answer {
   }
 
   async *[Symbol.asyncIterator]() {
-    for (;;) {
-      while (!this._pieces.length) await new Promise((resolve) => (this._news = resolve));
-      const piece = this._pieces.shift();
-      if (piece instanceof Error) throw piece;
-      yield piece;
-      if (piece.finish !== null) return;
+    try {
+      for (;;) {
+        while (!this._pieces.length) await new Promise((resolve) => (this._news = resolve));
+        const piece = this._pieces.shift();
+        if (piece instanceof Error) throw piece;
+        yield piece;
+        if (piece.finish !== null) return;
+      }
+    } finally {
+      this._left(this);
     }
   }
 }
@@ -101,10 +107,7 @@ export class Conversation extends EventTarget {
       yield* answer;
     } finally {
       this._asked.delete(name);
-      if (!answer.ended && answer.id !== null) {
-        answer.ended = true;
-        if (this._over === null) this._say({ type: "response.cancel", response_id: answer.id });
-      }
+      this._cancel(answer);
     }
   }
 
@@ -113,6 +116,12 @@ export class Conversation extends EventTarget {
     const session = { type: "realtime", mmserve: policy };
     if (instructions !== null) session.instructions = instructions;
     this._say({ type: "session.update", session });
+  }
+
+  _cancel(answer) {
+    if (answer.ended || answer.id === null) return;
+    answer.ended = true;
+    if (this._over === null) this._say({ type: "response.cancel", response_id: answer.id });
   }
 
   _say(event) {
@@ -184,7 +193,7 @@ export class Conversation extends EventTarget {
       this._say({ type: "response.cancel", response_id: response.id }); // whoever asked has left
       return;
     }
-    const answer = this._asked.get(name) ?? new Answer();
+    const answer = this._asked.get(name) ?? new Answer((left) => this._cancel(left));
     answer.id = response.id;
     this._open.set(response.id, answer);
     if (name === undefined) this.dispatchEvent(new CustomEvent("answer", { detail: answer }));
