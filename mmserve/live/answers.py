@@ -47,6 +47,7 @@ class Run:
         self.asked = asked
         self.end: End | None = None
         self.task: asyncio.Task[None] | None = None
+        self.entered = False  # its task runs: one that is cancelled before that would end without a word
         self.begun = False
         self.said_all = False
         self.pieces: asyncio.Queue[Piece | MMServeError] = asyncio.Queue()
@@ -58,7 +59,14 @@ class Run:
     def stop(self, end: End) -> None:
         if self.task is not None and self.end is None and not self.said_all:
             self.end = end
-            self.task.cancel()
+            if self.entered:
+                self.task.cancel()
+
+    def enter(self) -> None:
+        """At the beginning of its task. CancelledError if it was stopped before."""
+        self.entered = True
+        if self.end is not None:
+            raise asyncio.CancelledError
 
 
 class Answers:
@@ -131,6 +139,7 @@ class Answers:
         due = None if seconds is None else time.monotonic() + seconds
         outcome = "error"
         try:
+            run.enter()
             async with asyncio.timeout(seconds), self._turn:
                 run.begun = True
                 try:

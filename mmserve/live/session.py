@@ -124,6 +124,7 @@ class LiveSession:
         self._drops = self._rebases = self._carried = self._not_warmed = 0
         self._listeners = Listeners()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[None]] = set()  # of triggered answers, each to its end
         self._closed = False
         self._triggered = 0
         self._watcher = Watcher(
@@ -282,7 +283,8 @@ class LiveSession:
         }
 
     async def close(self, reason: str = "closed") -> None:
-        """End what is under way and forget everything. Twice is once."""
+        """End what is under way and forget everything; what was said until then is told before ``Closed``.
+        Twice is once."""
         if self._closed:
             return
         self._closed = True
@@ -293,6 +295,7 @@ class LiveSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._answers.gone()
+        await asyncio.gather(*self._telling, return_exceptions=True)
         self._watcher.close()
         self.seat.leave()
         self.host.left(self)
@@ -461,9 +464,11 @@ class LiveSession:
     def _fire(self, cause: TriggerCause) -> None:
         if not self._closed and self._answers.may_trigger(cause):
             self._triggered += 1
-            self._spawn(self._answer_itself(self._triggered, cause))
+            self._spawn(self._answer_itself(self._triggered, cause), self._telling)
 
     async def _answer_itself(self, number: int, cause: TriggerCause) -> None:
+        if self._closed:
+            return
         question = self.policy.question or ""
         asked = Asked(
             parts=(TextPart(question),),
@@ -491,7 +496,9 @@ class LiveSession:
         for told_of in self.changed:
             told_of(policy)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None) -> None:
+        """Do ``work`` beside all else. ``close`` cancels it, unless it stands among other ``tasks``."""
+        tasks = self._tasks if tasks is None else tasks
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)

@@ -604,6 +604,58 @@ async def test_a_triggered_answer_that_fails_is_told(host, opened):
     assert found[-1].error["message"] == "no"
 
 
+async def test_what_was_said_before_a_close_is_told_before_the_end(host, opened):
+    """However soon after the last word it comes: here before anybody could read that."""
+    session = opened(trigger="change", question="what")
+    events = session.events()
+    speak, closing = host.answer, []
+
+    async def answer(request, pixels):
+        if request.warm:
+            async for word in speak(request, pixels):
+                yield word
+            return
+        words = [word async for word in speak(request, pixels)]
+        closing.append(asyncio.create_task(session.close()))
+        for word in words:
+            yield word
+
+    host.answer = answer
+    session.put(frame(1))
+    async with asyncio.timeout(10):
+        found = [event async for event in events]
+    (closed,) = closing
+    await closed
+    pieces = [event.piece for event in found if isinstance(event, Spoken)]
+    assert "".join(piece.text for piece in pieces) == "it is black"
+    assert pieces[-1].finish_reason == "stop"
+    assert isinstance(found[-1], Closed)
+
+
+async def test_a_triggered_answer_that_a_close_ends_is_told_so(host, opened):
+    session = opened(trigger="change", question="what")
+    events = session.events()
+    host.pace_s = 0.05
+    host.words = ["long "] * 100
+    session.put(frame(1))
+    await until(lambda: host.asked)
+    await session.close()
+    found = [event async for event in events]
+    assert isinstance(found[-1], Closed)
+    assert [e.piece.finish_reason for e in found if isinstance(e, Spoken)][-1] == "cancelled"
+    assert host.running == 0
+
+
+async def test_of_questions_at_the_same_moment_the_older_is_told_that_it_is_cut(host, opened):
+    """Though it has not even begun."""
+    session = opened()
+    async with asyncio.timeout(10):
+        (older, _), (_, newer) = await asyncio.gather(said(session.ask("one")), said(session.ask("two")))
+    assert [piece.finish_reason for piece in older] == ["cut"]
+    assert newer == "it is black"
+    assert session.stats()["answers"] == {"running": 0, "cut": 1, "stop": 1}
+
+
 # ---------------------------------------------------------------- for ever
 
 
