@@ -4,9 +4,10 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import uvicorn
 
 from mmserve.core.config import Config
 from mmserve.core.errors import ConfigError, EngineDead
+from mmserve.extension import Extension
 from mmserve.logs import set_up_logging
 from mmserve.server.app import create_app
 from mmserve.server.drain import Drain
@@ -28,11 +30,15 @@ if TYPE_CHECKING:
 LAST_WORDS_S = 3  # for connections to close when all requests have ended
 
 
-def serve(config: Config) -> int:
+Extend = Callable[[str], Extension]
+
+
+def serve(config: Config, extend: Extend | None = None) -> int:
     """Serve until SIGTERM or ctrl-C, then let running requests finish for ``drain_s`` seconds.
 
     The address is taken before the model is loaded, so that a port in use fails at once; it answers
-    only after the model is loaded.
+    only after the model is loaded. ``extend`` is told the model's name, and makes an application that is
+    served beside the API.
     """
     set_up_logging()
     with bound(config.server.host, config.server.port) as listener, leaving_on_sigterm():
@@ -41,7 +47,7 @@ def serve(config: Config) -> int:
         begin = Service.start if config.server.engine_process else Service.load
         service = begin(config)
         try:
-            asyncio.run(_run(service, config, listener))
+            asyncio.run(_run(service, config, listener, extend and extend(service.model_name)))
         except KeyboardInterrupt:
             pass
         finally:
@@ -49,18 +55,21 @@ def serve(config: Config) -> int:
     return 0
 
 
-async def _run(service: "Service", config: Config, listener: socket.socket) -> None:
+async def _run(service: "Service", config: Config, listener: socket.socket, beside: Extension | None) -> None:
     """Until a signal has come and was heeded; EngineDead when the engine has failed for good."""
-    app = create_app(service, config)
-    server = DrainingServer(server_config(app, config), app.state.drain, config.server.drain_s)
-    beside = [
-        asyncio.create_task(_announce(app.state.readiness, service.model_name, config, listener)),
+    app = create_app(service, config, beside)
+    certificate = beside.certificate if beside else None
+    settings = server_config(app, config, certificate)
+    server = DrainingServer(settings, app.state.drain, config.server.drain_s)
+    url = base_url(listener, "https" if certificate else "http")
+    tasks = [
+        asyncio.create_task(_announce(app.state.readiness, service.model_name, config, url, beside)),
         asyncio.create_task(server.stop_after(asyncio.wrap_future(service.failed))),
     ]
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in beside:
+        for task in tasks:
             task.cancel()
     if service.failed.done():
         raise EngineDead(service.failed.result())
@@ -96,7 +105,11 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def server_config(app: object, config: Config) -> uvicorn.Config:
+def server_config(
+    app: object, config: Config, certificate: tuple[Path, Path] | None = None
+) -> uvicorn.Config:
+    """How uvicorn is to serve ``app``, over TLS with the files of a ``certificate`` and its key."""
+    chain, key = certificate or (None, None)
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=partial(Wire, head_s=config.server.body_idle_s),  # type: ignore[arg-type]
@@ -109,16 +122,21 @@ def server_config(app: object, config: Config) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         lifespan="on",
+        ssl_certfile=chain,
+        ssl_keyfile=key,
         timeout_graceful_shutdown=LAST_WORDS_S,
     )
 
 
-async def _announce(readiness: Readiness, model: str, config: Config, listener: socket.socket) -> None:
+async def _announce(
+    readiness: Readiness, model: str, config: Config, url: str, beside: Extension | None
+) -> None:
     await readiness.proven.wait()
-    url = base_url(listener)
     key = ' -H "Authorization: Bearer $API_KEY"' if config.server.api_key else ""
     print(f"mmserve: {model} is ready at {url} (OpenAI base URL: {url}/v1)", flush=True)
     print(f"try:  curl{key} -F image=@photo.jpg {url}/v1/captions", flush=True)
+    if beside is not None:
+        beside.ready(url)
 
 
 @contextmanager
@@ -135,11 +153,11 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def base_url(listener: socket.socket) -> str:
+def base_url(listener: socket.socket, scheme: str = "http") -> str:
     """The URL under which this machine reaches ``listener``."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from mmserve.core.errors import ConfigError
 
@@ -45,6 +45,9 @@ class Section:
         hints = get_type_hints(type(self))
         for f in fields(self):  # type: ignore[arg-type]
             _check(f, hints[f.name], getattr(self, f.name))
+
+
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True)
@@ -460,23 +463,27 @@ def options() -> Iterator[tuple[str, Field[Any]]]:
 
 def add_arguments(parser: argparse.ArgumentParser, *sections: str, skip: tuple[str, ...] = ()) -> None:
     """Add ``--kebab-case`` flags for the fields of ``sections`` to ``parser``, with their documentation."""
-    hints = {name: get_type_hints(kind) for name, kind in get_type_hints(Config).items()}
-    groups = {name: parser.add_argument_group(name) for name in sections}
-    for section, f in options():
-        if section not in groups or f.name in skip:
+    kinds = get_type_hints(Config)
+    for name in sections:
+        add_flags(parser.add_argument_group(name), kinds[name], skip)
+
+
+def add_flags(group: Any, section: type[Section], skip: tuple[str, ...] = ()) -> None:
+    """The same for a section that need not be one of the tree, in a group of a parser."""
+    hints = get_type_hints(section)
+    for f in fields(section):  # type: ignore[arg-type]
+        if f.name in skip:
             continue
         meta = f.metadata
-        kind = next(
-            t for t in (*get_args(hints[section][f.name]), hints[section][f.name]) if isinstance(t, type)
-        )
+        kind = next(t for t in (*get_args(hints[f.name]), hints[f.name]) if isinstance(t, type))
         flag = "--" + f.name.replace("_", "-")
         note = f"{meta['doc']} (default: {f.default})"
         if kind is bool:
-            groups[section].add_argument(
+            group.add_argument(
                 flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=meta["doc"]
             )
         else:
-            groups[section].add_argument(
+            group.add_argument(
                 flag,
                 action=_Joined if meta["many"] else "store",
                 type=kind,
@@ -499,6 +506,12 @@ def from_arguments(args: argparse.Namespace) -> Config:
     """The tree from parsed flags; attributes that are no option of the tree are left out."""
     names = {f.name for _, f in options()}
     return Config.of(**{k: v for k, v in vars(args).items() if k in names})
+
+
+def section_from(section: type[S], args: argparse.Namespace) -> S:
+    """A ``section`` from parsed flags."""
+    names = {f.name for f in fields(section)}  # type: ignore[arg-type]
+    return section(**{name: value for name, value in vars(args).items() if name in names})
 
 
 def _metavar(meta: Any) -> str | None:

@@ -7,9 +7,12 @@ from functools import partial
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
 
 from mmserve import __version__
 from mmserve.core.config import Config
+from mmserve.extension import Extension
 from mmserve.generation import Generator
 from mmserve.live.cameras import Camera, Cameras, Channel
 from mmserve.media import MediaDesk
@@ -40,8 +43,11 @@ from mmserve.server.schema import describe_bodies
 from mmserve.server.socket_door import origins_of
 
 
-def create_app(service: Generator, config: Config) -> FastAPI:
-    """The application over a loaded ``service``; the caller closes the service after the server ended."""
+def create_app(service: Generator, config: Config, beside: Extension | None = None) -> FastAPI:
+    """The application over a loaded ``service``; the caller closes the service after the server ended.
+
+    ``beside`` is another one, which shares its port.
+    """
     app = FastAPI(title="mmserve", version=__version__, lifespan=_living)
     app.state.service = service
     app.state.config = config
@@ -57,10 +63,20 @@ def create_app(service: Generator, config: Config) -> FastAPI:
         app.include_router(part.router)
     errors.install(app)
     describe_bodies(app)
+    if beside is not None:
+        _mount(app, beside)
     origins = origins_of(config.realtime.allow_origins)
-    app.add_middleware(Door, options=config.server, drain=app.state.drain, origins=origins)
+    app.add_middleware(Door, options=config.server, drain=app.state.drain, origins=origins, beside=beside)
     _let_pages_read(app, origins)
     return app
+
+
+def _mount(app: FastAPI, beside: Extension) -> None:
+    def lead(request: Request) -> RedirectResponse:
+        return RedirectResponse(beside.path + "/")
+
+    app.add_route("/", lead)
+    app.mount(beside.path, beside.app)
 
 
 def _let_pages_read(app: FastAPI, origins: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mmserve.core.config import ServerOptions
 from mmserve.core.digest import framed_digest
 from mmserve.core.errors import MMServeError, PayloadTooLarge, Unauthorized
+from mmserve.extension import ANONYMOUS, Extension
 from mmserve.server.drain import Drain
 from mmserve.server.errors import RequestTimeout, error_response, told
 from mmserve.server.socket_door import SocketVisit, check_origin, shown_key
@@ -33,12 +34,19 @@ _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 class Door:
     """ASGI middleware. Health checks and metrics need no key, and are answered while the server drains;
-    everything else but the client for browsers needs one if one is set."""
+    everything else but the client for browsers, and what is open of the application ``beside`` the API, needs
+    one if one is set."""
 
     def __init__(
-        self, app: ASGIApp, options: ServerOptions, drain: Drain, origins: tuple[str, ...] = ()
+        self,
+        app: ASGIApp,
+        options: ServerOptions,
+        drain: Drain,
+        origins: tuple[str, ...] = (),
+        beside: Extension | None = None,
     ) -> None:
         self.app = app
+        self.beside = beside
         self.origins = origins
         self.drain = drain
         self.options = options
@@ -69,7 +77,17 @@ class Door:
         self.drain.check()
         if not self.owners or scope["path"].startswith(PREFIX):
             return owner_of(None)
+        try:
+            return self._owner(scope)
+        except Unauthorized:
+            if self.beside is not None and self.beside.opens(scope):
+                return owner_of(None)
+            raise
+
+    def _owner(self, scope: Scope) -> str:
         key = shown_key(scope)
+        if key is None and self.beside is not None:
+            key = self.beside.shown_key(scope)
         if key is None:
             raise Unauthorized("an API key is required: send 'Authorization: Bearer KEY'")
         shown = key.encode()
@@ -194,7 +212,7 @@ def _watching(path: str) -> bool:
 
 def owner_of(api_key: str | None) -> str:
     """Whose the media is that comes with ``api_key``: a name that does not give the key away."""
-    return "anonymous" if api_key is None else framed_digest("owner", api_key).hex()
+    return ANONYMOUS if api_key is None else framed_digest("owner", api_key).hex()
 
 
 def request_id(wanted: str | None) -> str:

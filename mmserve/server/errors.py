@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -77,7 +78,7 @@ def error_response(error: MMServeError, headers: dict[str, str] | None = None) -
     return Response(msgspec.json.encode(error_body(error)), error.status, headers, "application/json")
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     """Answer the errors of ``app``'s routes and of its router in the OpenAI shape."""
     app.add_exception_handler(MMServeError, _on_known)
     app.add_exception_handler(HTTPException, _on_http)

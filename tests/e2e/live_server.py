@@ -10,16 +10,18 @@ from mmserve.server.app import create_app
 
 
 @contextmanager
-def serving(service, config):
-    """The URL of a server over ``service`` that is up inside the block."""
+def serving(service, config, beside=None):
+    """The URL of a server over ``service``, with what is served ``beside`` the API, up inside the block."""
     with bound("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(server_config(create_app(service, config), config))
+        certificate = beside.certificate if beside else None
+        settings = server_config(create_app(service, config, beside), config, certificate)
+        server = uvicorn.Server(settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
             while not server.started and thread.is_alive():
                 thread.join(0.01)
-            yield base_url(listener)
+            yield base_url(listener, "https" if certificate else "http")
         finally:
             server.should_exit = True
             thread.join(10)
