@@ -16,7 +16,7 @@ EXTRAS := dev$(if $(wildcard /proc/driver/nvidia/version),$(comma)gpu,)
 
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: setup demo test lint typecheck gpu-check browser-check clean
+.PHONY: setup demo placard test lint typecheck gpu-check browser-check clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 
 demo: $(STAMP)
 	$(BIN)/mmserve demo
+
+placard: $(STAMP)
+	$(BIN)/mmserve demo placard
 
 test: lint typecheck
 	$(BIN)/python -m pytest

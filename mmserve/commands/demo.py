@@ -1,4 +1,7 @@
-"""``mmserve demo``: the sample pictures and the clip that ship with mmserve, captioned and checked."""
+"""``mmserve demo``: the sample pictures and the clip that ship with mmserve, captioned and checked.
+
+``mmserve demo NAME`` is a demo of its own, an application over the public API.
+"""
 
 import argparse
 import asyncio
@@ -7,6 +10,7 @@ import shutil
 import sys
 import time
 from contextlib import aclosing
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,11 +20,14 @@ from mmserve.core.config import from_arguments
 if TYPE_CHECKING:
     from mmserve.service import Service
 
+# By name, since nothing but users of the public API may import them.
+DEMOS = ("mmserve.demos.placard.command",)
 NEXT = """
 Serve it, and ask it about a picture from another terminal:
   {mmserve} serve
   curl -F image=@{picture} http://127.0.0.1:8000/v1/captions
-Or a real model: {mmserve} serve Qwen/Qwen3-VL-2B-Instruct"""
+Or a real model: {mmserve} serve Qwen/Qwen3-VL-2B-Instruct
+Or let a camera see, and a wall label write itself: {mmserve} demo placard"""
 
 
 class Sample(NamedTuple):
@@ -42,6 +49,9 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("demo", help="caption the samples that ship with mmserve and check them")
     session.add_model_arguments(parser)
     parser.set_defaults(run=run)
+    demos = parser.add_subparsers(dest="demo", metavar="NAME", title="other demos")
+    for name in DEMOS:
+        import_module(name).add(demos)
 
 
 def run(args: argparse.Namespace) -> int:

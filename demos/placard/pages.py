@@ -1,0 +1,209 @@
+"""The pages that are written here: the gallery of what was saved, and a label's own page with its QR code.
+
+Whatever comes from a label or an option is text: all of it goes through ``html.escape``.
+"""
+
+import io
+from collections.abc import Sequence
+from html import escape
+
+import segno
+
+from mmserve.demos.placard.store import Saved
+
+ROOT = "/placard"
+QUIET_ZONE = 4  # modules around a QR code, which readers need
+
+WORDS = {
+    "en": {
+        "gallery": "Saved labels",
+        "camera": "Back to the camera",
+        "empty": "Nothing has been saved yet.",
+        "open": "Open",
+        "delete": "Delete",
+        "older": "Older",
+        "newest": "Newest",
+        "machine": "Written by a machine, {model}, on {day}. It can be wrong.",
+        "scan": "Scan to open this label",
+    },
+    "de": {
+        "gallery": "Gespeicherte Schilder",
+        "camera": "Zurück zur Kamera",
+        "empty": "Noch ist nichts gespeichert.",
+        "open": "Öffnen",
+        "delete": "Löschen",
+        "older": "Ältere",
+        "newest": "Neueste",
+        "machine": "Von einer Maschine geschrieben, {model}, am {day}. Sie kann sich irren.",
+        "scan": "Scannen, um dieses Schild zu öffnen",
+    },
+    "fr": {
+        "gallery": "Cartels enregistrés",
+        "camera": "Retour à la caméra",
+        "empty": "Rien n’est encore enregistré.",
+        "open": "Ouvrir",
+        "delete": "Supprimer",
+        "older": "Plus anciens",
+        "newest": "Plus récents",
+        "machine": "Écrit par une machine, {model}, le {day}. Elle peut se tromper.",
+        "scan": "Scannez pour ouvrir ce cartel",
+    },
+    "es": {
+        "gallery": "Cartelas guardadas",
+        "camera": "Volver a la cámara",
+        "empty": "Todavía no se ha guardado nada.",
+        "open": "Abrir",
+        "delete": "Eliminar",
+        "older": "Anteriores",
+        "newest": "Más recientes",
+        "machine": "Escrita por una máquina, {model}, el {day}. Puede equivocarse.",
+        "scan": "Escanee para abrir esta cartela",
+    },
+    "it": {
+        "gallery": "Didascalie salvate",
+        "camera": "Torna alla fotocamera",
+        "empty": "Non è stato ancora salvato nulla.",
+        "open": "Apri",
+        "delete": "Elimina",
+        "older": "Precedenti",
+        "newest": "Più recenti",
+        "machine": "Scritta da una macchina, {model}, il {day}. Può sbagliare.",
+        "scan": "Inquadra per aprire questa didascalia",
+    },
+    "ja": {
+        "gallery": "保存したキャプション",
+        "camera": "カメラに戻る",
+        "empty": "まだ何も保存されていません。",
+        "open": "開く",
+        "delete": "削除",
+        "older": "以前のもの",
+        "newest": "最新",
+        "machine": "機械（{model}）が{day}に書きました。誤りがあるかもしれません。",
+        "scan": "読み取るとこのキャプションが開きます",
+    },
+    "tr": {
+        "gallery": "Kaydedilen etiketler",
+        "camera": "Kameraya dön",
+        "empty": "Henüz hiçbir şey kaydedilmedi.",
+        "open": "Aç",
+        "delete": "Sil",
+        "older": "Daha eski",
+        "newest": "En yeni",
+        "machine": "Bir makine yazdı: {model}, {day}. Yanılabilir.",
+        "scan": "Bu etiketi açmak için tarayın",
+    },
+}
+
+
+def language_of(accepted: str, default: str) -> str:
+    """The first of the languages of an accept-language header that is known here."""
+    wanted = (part.partition(";")[0].strip().lower().split("-")[0] for part in accepted.split(","))
+    return next((name for name in wanted if name in WORDS), default)
+
+
+def gallery(labels: Sequence[Saved], following: int | None, first: bool, language: str) -> str:
+    """A page of saved labels. ``following`` is where the next one begins; the ``first`` has none before."""
+    words = WORDS[language]
+    works = "\n".join(_work(saved, language) for saved in labels)
+    inner = f'<ul class="wall">\n{works}\n</ul>' if labels else f'<p class="empty">{words["empty"]}</p>'
+    links = [] if first else [f'<a rel="first" href="{ROOT}/gallery">{words["newest"]}</a>']
+    if following is not None:
+        links.append(f'<a rel="next" href="{ROOT}/gallery?before={following}">{words["older"]}</a>')
+    pages = f'\n<nav class="pages">{" ".join(links)}</nav>' if links else ""
+    main = f"{_bar(words['gallery'], {'/': words['camera']})}\n<main>\n{inner}{pages}\n</main>"
+    return _page("gallery", words["gallery"], language, main, ("placard", "gallery"))
+
+
+def permalink(saved: Saved, address: str, language: str) -> str:
+    """A label's own page, whose QR code leads to ``address``."""
+    words = WORDS[language]
+    bar = _bar(words["gallery"], {"/": words["camera"], "/gallery": words["gallery"]})
+    main = f"""{bar}
+<main>
+<figure class="picture">{_image(saved)}</figure>
+{_label(saved, language)}
+<aside class="qr">{_code(address, words["scan"])}<p>{words["scan"]}</p></aside>
+<p class="actions">{_delete(saved, words)}</p>
+</main>"""
+    return _page("permalink", saved.label.title, language, main, ("placard", "gallery", "print"))
+
+
+def code(address: str) -> bytes:
+    """A QR code as an SVG file of its own."""
+    out = io.BytesIO()
+    segno.make_qr(address, error="m").save(
+        out, kind="svg", scale=8, border=QUIET_ZONE, dark="#000", light="#fff", title=address
+    )
+    return out.getvalue()
+
+
+def _work(saved: Saved, language: str) -> str:
+    words, address = WORDS[language], f"{ROOT}/labels/{saved.id}"
+    return f"""<li class="work" id="{saved.id}">
+<a class="picture" href="{address}">{_image(saved, lazy=True)}</a>
+{_label(saved, language)}
+<p class="actions"><a href="{address}">{words["open"]}</a> {_delete(saved, words)}</p>
+</li>"""
+
+
+def _label(saved: Saved, language: str) -> str:
+    label = saved.label
+    title, date = escape(label.title), escape(label.date)
+    machine = WORDS[language]["machine"].format(model=saved.model, day=saved.saved_at[:10])
+    return f"""<article class="label" lang="{escape(saved.language)}">
+<p class="maker">{escape(label.maker)}</p>
+<h2 class="work-line"><cite class="title">{title}</cite>, <span class="date">{date}</span></h2>
+<p class="medium">{escape(label.medium)}</p>
+<p class="dimensions">{escape(label.dimensions)}</p>
+<p class="credit">{escape(label.credit_line)}</p>
+<p class="text">{escape(label.text)}</p>
+<p class="machine" lang="{language}">{escape(machine)}</p>
+</article>"""
+
+
+def _image(saved: Saved, lazy: bool = False) -> str:
+    loading = ' loading="lazy"' if lazy else ""
+    alt = escape(saved.label.alt_text or saved.label.title)
+    size = f'width="{saved.width}" height="{saved.height}"'
+    return f'<img src="{ROOT}/labels/{saved.id}.jpg" alt="{alt}" {size}{loading}>'
+
+
+def _delete(saved: Saved, words: dict[str, str]) -> str:
+    """A form, so that it works without a script; one that is there asks first."""
+    button = f'<button type="submit" data-delete="{saved.id}">{words["delete"]}</button>'
+    return f'<form method="post" action="{ROOT}/labels/{saved.id}/delete">{button}</form>'
+
+
+def _code(address: str, title: str) -> str:
+    inner = segno.make_qr(address, error="m").svg_inline(
+        scale=4, border=QUIET_ZONE, dark="#000", light="#fff", svgclass=None, lineclass=None
+    )
+    return inner.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+
+
+def _bar(title: str, links: dict[str, str]) -> str:
+    nav = " ".join(f'<a href="{ROOT}{path}">{name}</a>' for path, name in links.items())
+    return f'<header class="bar"><h1>{title}</h1><nav>{nav}</nav></header>'
+
+
+def _page(kind: str, title: str, language: str, inner: str, styles: Sequence[str]) -> str:
+    media = {"print": ' media="print"'}
+    sheets = "\n".join(
+        f'<link rel="stylesheet" href="{ROOT}/static/{name}.css"{media.get(name, "")}>' for name in styles
+    )
+    return f"""<!doctype html>
+<html lang="{language}">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="robots" content="noindex">
+<title>{escape(title)}</title>
+<link rel="icon" href="{ROOT}/static/icon.svg">
+{sheets}
+<script type="module" src="{ROOT}/static/gallery.js"></script>
+</head>
+<body class="{kind}">
+{inner}
+</body>
+</html>
+"""
