@@ -4,118 +4,96 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 
 from mmserve.bench import live_scene
+from mmserve.bench.live_camera import CameraRun, Plan, camera
 from mmserve.bench.processes import cpu_seconds
 from mmserve.bench.soak_watch import Memory, figures
 from mmserve.bench.summary import percentile
-from mmserve.client import LiveClient, LiveError
 from mmserve.core.errors import ConfigError
 
-QUESTION = "What do you see now?"
-SUSTAINED = 0.95  # of a camera's questions that must be answered in time
-FIRST_S = 1.0  # after a camera's first frame it is asked for the first time
 SAMPLE_S = 0.5  # between two looks at the server's memory
 QUIET_S = 1.0  # between two runs, for what was under way to end
-PERIODS_LATE = 1.0  # by which this program itself may be late with a frame before it leaves it out
+IDLE_FRAMES = 16  # of an idle camera, which shows them again and again
 STAGES = ("received", "gated", "decoded", "encoded", "prefilled", "first_token")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """From each camera ``seconds`` of frames of ``size`` (width, height), ``fps`` a second, and a question
-    every ``ask_every`` seconds, whose answer of ``max_tokens`` is due after ``deadline_ms``. ``policy`` are
-    fields of the sessions' policy."""
-
-    fps: float = 10.0
-    seconds: float = 20.0
-    scene: live_scene.Kind = "moving"
-    size: tuple[int, int] = (320, 240)
-    ask_every: float = 4.0
-    deadline_ms: float = 2000.0
-    max_tokens: int = 16
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-
-    @property
-    def whole_policy(self) -> dict[str, Any]:
-        sampling = {"temperature": 0, "ignore_eos": True}
-        return {"deadline_ms": self.deadline_ms, "sampling": sampling, **self.policy}
-
-
-@dataclass
-class CameraRun:
-    """What became of one camera. Times in seconds, ages in milliseconds; ``fates`` of frames by reason."""
-
-    sent: int = 0
-    left_out: int = 0  # frames that this program was too late for, or the network too slow
-    asked: int = 0
-    in_time: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    first: list[float] = field(default_factory=list)  # to first words
-    whole: list[float] = field(default_factory=list)  # to the end of the answer
-    ages: list[float] = field(default_factory=list)  # of the newest frame known, at first words
-    fates: Counter[str] = field(default_factory=Counter)
-    ended: str | None = None  # why it was refused, or did not last
-
-    @property
-    def sustained(self) -> bool:
-        return self.ended is None and self.asked > 0 and self.in_time >= SUSTAINED * self.asked
 
 
 @dataclass
 class LoadRun:
-    """All cameras of one run, and what the server spent on them."""
+    """All cameras of one run, and what the server spent on them; ``idle`` ones were asked nothing."""
 
     cameras: list[CameraRun]
     seconds: float
     cpu_s: float | None
-    memory_mib: float | None
+    memory: Memory
     rises: Mapping[str, float]  # of the server's counters
+    scene: live_scene.Kind = "moving"
+    idle: list[CameraRun] = field(default_factory=list)
+
+    @property
+    def name(self) -> dict[str, Any]:
+        """What tells it from the others of one report."""
+        return {"cameras": len(self.cameras), "scene": self.scene}
 
     def row(self) -> dict[str, Any]:
         cameras = self.cameras
         ages = [age for camera in cameras for age in camera.ages]
-        first = [1e3 * s for camera in cameras for s in camera.first]
+        first, whole = (
+            [1e3 * s for camera in cameras for s in getattr(camera, name)] for name in ("first", "whole")
+        )
         asked, in_time = sum(c.asked for c in cameras), sum(c.in_time for c in cameras)
-        kept = sum(c.fates["kept"] for c in cameras)
+        kept = sum(c.fates["kept"] for c in [*cameras, *self.idle])
         cores = None if self.cpu_s is None else self.cpu_s / self.seconds
         return {
-            "cameras": len(cameras),
+            **self.name,
+            **self._idle_row(),
             "sustained": sum(c.sustained for c in cameras),
             "refused": sum(c.ended is not None for c in cameras),
             "in time": f"{in_time} of {asked}",
             "TTFT p50 ms": percentile(first, 50),
             "TTFT p95 ms": percentile(first, 95),
+            "answer p50 ms": percentile(whole, 50),
+            "answers/s": len(whole) / self.seconds,
             **{f"age p{point} ms": percentile(ages, point) for point in (50, 95, 99)},
             "sent/s": sum(c.sent for c in cameras) / self.seconds,
             "kept/s": kept / self.seconds,
             "encoded": self.rises.get("mmserve_encoded_items_total"),
             "CPU cores": cores,
             "CPU ms/kept": None if self.cpu_s is None or not kept else 1e3 * self.cpu_s / kept,
-            "MiB": self.memory_mib,
+            "MiB": _most_mib(self.memory),
         }
+
+    def _idle_row(self) -> dict[str, Any]:
+        """Idle cameras, and how many of them were there to the end."""
+        if not self.idle:
+            return {}
+        return {"idle": len(self.idle), "idle held": sum(c.ended is None for c in self.idle)}
+
+    def memory_rows(self) -> list[dict[str, Any]]:
+        """The private memory of each of the server's processes in the first third and in the last, once
+        caches have filled; nothing where its pid is not known."""
+        return [{**self.name, **line} for line in self.memory.table()]
 
     def frames_row(self) -> dict[str, Any]:
         """What became of frames, by reason."""
-        fates: Counter[str] = sum((c.fates for c in self.cameras), Counter())
-        sent = sum(c.sent for c in self.cameras)
+        cameras = [*self.cameras, *self.idle]
+        fates: Counter[str] = sum((c.fates for c in cameras), Counter())
+        sent = sum(c.sent for c in cameras)
         return {
-            "cameras": len(self.cameras),
+            **self.name,
             "sent": sent,
             **{fate: fates[fate] for fate in FATES},
             "not told": max(0, sent - sum(fates.values())),
-            "never sent": sum(c.left_out for c in self.cameras),
+            "never sent": sum(c.left_out for c in cameras),
         }
 
     def stages_row(self) -> dict[str, Any]:
         """The mean age of frames when they passed each stage, in milliseconds, as the server has it."""
-        row: dict[str, Any] = {"cameras": len(self.cameras)}
+        row = self.name
         for stage in STAGES:
             total, count = (
                 self.rises.get(f'mmserve_live_frame_age_seconds_{what}{{stage="{stage}"}}', 0.0)
@@ -127,8 +105,9 @@ class LoadRun:
     @property
     def faults(self) -> dict[str, int]:
         """Failed answers and ends of cameras, by kind."""
-        found: Counter[str] = sum((c.errors for c in self.cameras), Counter())
-        found.update(c.ended for c in self.cameras if c.ended is not None)
+        cameras = [*self.cameras, *self.idle]
+        found: Counter[str] = sum((c.errors for c in cameras), Counter())
+        found.update(c.ended for c in cameras if c.ended is not None)
         return dict(found)
 
 
@@ -144,22 +123,23 @@ async def load(
     api_key: str | None = None,
     run: int = 0,
 ) -> LoadRun:
-    """``count`` cameras at once. No two of them, and no two of different ``run`` numbers, show the same."""
-    films = await asyncio.gather(*(_film(plan, 10_007 * run + number) for number in range(count)))
-    memory, ready = Memory(pid), asyncio.Barrier(count + 1)
+    """``count`` cameras at once, and the plan's idle ones. No two of them, and no two of different ``run``
+    numbers, show the same."""
+    plans = [plan] * count + [plan.of_idle] * plan.idle
+    films = await asyncio.gather(*(_film(each, 10_007 * run + n) for n, each in enumerate(plans)))
+    memory, ready = Memory(pid), asyncio.Barrier(len(plans) + 1)
     async with httpx.AsyncClient(base_url=base_url, timeout=30.0) as web:
         await asyncio.sleep(QUIET_S)
-        phases = [(number + 0.5) / count for number in range(count)]
         jobs = [
-            asyncio.create_task(_camera(base_url, plan, film, phase, api_key, ready))
-            for film, phase in zip(films, phases, strict=True)
+            asyncio.create_task(camera(base_url, each, film, phase, api_key, ready))
+            for each, film, phase in zip(plans, films, _phases(count) + _phases(plan.idle), strict=True)
         ]
         try:
             await ready.wait()
             started = time.perf_counter()
             before, cpu = await _figures(web), _cpu(pid)
             watch = asyncio.create_task(_sample(memory))
-            cameras = await asyncio.gather(*jobs)
+            runs = await asyncio.gather(*jobs)
             watch.cancel()
         finally:
             for job in jobs:
@@ -168,122 +148,18 @@ async def load(
         spent = None if cpu is None else (_cpu(pid) or 0.0) - cpu
         after = await _figures(web)
     rises = {name: value - before.get(name, 0.0) for name, value in after.items()}
-    return LoadRun(cameras, seconds, spent, _total_mib(memory), rises)
+    return LoadRun(runs[:count], seconds, spent, memory, rises, plan.scene, runs[count:])
+
+
+def _phases(count: int) -> list[float]:
+    """Where in their periods so many cameras begin, from 0 to 1."""
+    return [(number + 0.5) / count for number in range(count)]
 
 
 async def _film(plan: Plan, number: int) -> list[bytes]:
-    count = int(plan.fps * plan.seconds) + 1
+    count = IDLE_FRAMES if plan.ask_every is None else int(plan.fps * plan.seconds) + 1
     seed = 1_000_003 * plan.seed + 2 * number
     return await asyncio.to_thread(live_scene.frames, plan.scene, plan.size, count, seed)
-
-
-# ---------------------------------------------------------------- one camera
-
-
-async def _camera(
-    base_url: str,
-    plan: Plan,
-    film: Sequence[bytes],
-    phase: float,
-    api_key: str | None,
-    ready: asyncio.Barrier,
-) -> CameraRun:
-    """One camera for its time, which begins when all are connected; ``phase`` (0 to 1) is where in its
-    periods it begins."""
-    run, waited = CameraRun(), False
-    client = LiveClient(
-        base_url,
-        api_key=api_key,
-        policy=plan.whole_policy,
-        max_tokens=plan.max_tokens,
-        synced=True,
-        give_up_s=0,
-    )
-    try:
-        async with client:
-            waited = True
-            await ready.wait()
-            await _watched(client, plan, film, phase, run)
-    except LiveError as error:
-        run.ended = error.message
-    finally:
-        if not waited:
-            await ready.wait()  # the others do not wait for one that cannot come
-    run.sent, run.fates = client.sent, client.fates
-    run.left_out += client.replaced
-    return run
-
-
-async def _watched(
-    client: LiveClient, plan: Plan, film: Sequence[bytes], phase: float, run: CameraRun
-) -> None:
-    """Frames and questions. LiveError if the camera has ended meanwhile."""
-    end = time.monotonic() + plan.seconds
-    feed, ask = _feed(client, plan, film, phase, end, run), _ask_on(client, plan, phase, end, run)
-    work = asyncio.ensure_future(asyncio.gather(feed, ask))
-    ended = asyncio.create_task(client.ended())
-    try:
-        both: set[asyncio.Future[Any]] = {work, ended}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if ended.done():
-            raise ended.result()
-        work.result()
-    finally:
-        work.cancel()
-        ended.cancel()
-        await asyncio.gather(work, ended, return_exceptions=True)
-
-
-async def _feed(
-    client: LiveClient, plan: Plan, film: Sequence[bytes], phase: float, end: float, run: CameraRun
-) -> None:
-    """A frame whenever one is due; what is overdue is left out."""
-    period = 1 / plan.fps
-    start = time.monotonic() + phase * period
-    for number in range(int(plan.fps * plan.seconds)):
-        due = start + number * period
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        now = time.monotonic()
-        if now >= end:
-            return
-        if now - due > PERIODS_LATE * period:
-            run.left_out += 1
-        else:
-            client.put(film[number % len(film)], now)
-
-
-async def _ask_on(client: LiveClient, plan: Plan, phase: float, end: float, run: CameraRun) -> None:
-    """A question at even distances, each when the one before is answered; none that could not be in time."""
-    due = time.monotonic() + FIRST_S + phase * plan.ask_every
-    last = end - plan.deadline_ms / 1e3
-    while due < last:
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        await _ask(client, plan, run)
-        due += plan.ask_every
-        while due < time.monotonic():
-            due += plan.ask_every
-    await asyncio.sleep(max(0.0, end - time.monotonic()))
-
-
-async def _ask(client: LiveClient, plan: Plan, run: CameraRun) -> None:
-    """One question. LiveError if the camera itself has ended."""
-    run.asked += 1
-    asked, first = time.perf_counter(), None
-    try:
-        async with aclosing(client.ask(QUESTION)) as pieces:
-            async for piece in pieces:
-                if first is None:
-                    first = time.perf_counter() - asked
-                    run.first.append(first)
-                    if piece.age_ms is not None:
-                        run.ages.append(piece.age_ms)
-    except LiveError as error:
-        if error.closed is not None:
-            raise
-        run.errors[error.code] += 1
-        return
-    run.whole.append(time.perf_counter() - asked)
-    run.in_time += 1e3 * run.whole[-1] <= plan.deadline_ms
 
 
 # ---------------------------------------------------------------- the server's own
@@ -295,7 +171,7 @@ async def _sample(memory: Memory) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-def _total_mib(memory: Memory) -> float | None:
+def _most_mib(memory: Memory) -> float | None:
     """Private memory of all processes together, at its most."""
     return max((sum(sizes.values()) for sizes in memory.samples), default=None)
 
@@ -316,26 +192,42 @@ async def _figures(web: httpx.AsyncClient) -> dict[str, float]:
 
 
 def growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What one camera more costs, between the fewest and the most: CPU cores and MiB; empty if not known."""
+    """What one camera more costs, between the fewest and the most that show the first scene: CPU cores and
+    MiB; empty if not known."""
+    rows = [row for row in rows if row["scene"] == rows[0]["scene"]]
     few, many = (choose(rows, key=lambda row: row["cameras"]) for choose in (min, max))
     more = many["cameras"] - few["cameras"]
     names = [name for name in ("CPU cores", "MiB") if few[name] is not None and many[name] is not None]
     return {name: (many[name] - few[name]) / more for name in names} if more else {}
 
 
+def static_shares(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """By the number of cameras: what a scene that stands still costs the encoder, of what one costs that
+    moves, in items."""
+    encoded = {(row["scene"], row["cameras"]): row["encoded"] for row in rows}
+    return {
+        count: (encoded["static", count] or 0.0) / moved
+        for (scene, count), moved in encoded.items()
+        if scene == "moving" and moved and ("static", count) in encoded
+    }
+
+
 async def measure(
     base_url: str,
     plan: Plan,
+    scenes: Sequence[live_scene.Kind],
     counts: Sequence[int],
     told: Callable[[str], None],
     *,
     pid: int | None = None,
     api_key: str | None = None,
 ) -> list[LoadRun]:
-    """One run for each of ``counts``, one after the other."""
-    runs = []
-    for number, count in enumerate(counts):
-        runs.append(await load(base_url, plan, count, pid=pid, api_key=api_key, run=number))
-        row = runs[-1].row()
-        told(f"{count} cameras: {row['sustained']} sustained, {row['in time']} answers in time")
+    """One run for each of ``scenes`` and ``counts``, one after the other."""
+    runs: list[LoadRun] = []
+    for scene in scenes:
+        shown = replace(plan, scene=scene)
+        for count in counts:
+            runs.append(await load(base_url, shown, count, pid=pid, api_key=api_key, run=len(runs)))
+            row = runs[-1].row()
+            told(f"{count} cameras: {row['sustained']} sustained, {row['in time']} answers in time")
     return runs

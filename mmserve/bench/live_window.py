@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from mmserve.bench.client import chat, first_model
-from mmserve.bench.live import QUESTION, Plan
+from mmserve.bench.live_camera import QUESTION, Plan
 from mmserve.bench.live_scene import frames
 from mmserve.bench.soak_watch import IDLE, figures
 from mmserve.bench.workload import data_url

@@ -5,12 +5,20 @@ import asyncio
 import contextlib
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmserve.commands.bench_options import add_json, amount, count, count_or_none, counts, size
 from mmserve.core.config import add_arguments, options
 from mmserve.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from mmserve.bench.live_scene import Kind
+
+SCENES: "dict[str, tuple[Kind, ...]]" = {
+    "moving": ("moving",),
+    "static": ("static",),
+    "both": ("moving", "static"),
+}
 SECTIONS = ("model", "cache", "scheduler", "runner", "media", "live", "realtime", "server")
 
 
@@ -24,7 +32,20 @@ def add(benches: Any) -> None:
     parser.add_argument("--fps", type=amount, default=10.0, metavar="F", help="of each camera (default: 10)")
     parser.add_argument("--seconds", type=amount, default=20.0, metavar="S", help="of each run (default: 20)")
     parser.add_argument(
-        "--scene", choices=("moving", "static"), default="moving", help="what they show (default: moving)"
+        "--scene",
+        choices=tuple(SCENES),
+        default="moving",
+        help="what they show; both: first one, then the other (default: moving)",
+    )
+    parser.add_argument(
+        "--idle",
+        type=count_or_none,
+        default=0,
+        metavar="N",
+        help="cameras beside them that show what stands still and are asked nothing (default: 0)",
+    )
+    parser.add_argument(
+        "--idle-fps", type=amount, default=1.0, metavar="F", help="of each idle camera (default: 1)"
     )
     parser.add_argument("--size", type=size, default=(320, 240), metavar="WxH", help="(default: 320x240)")
     parser.add_argument(
@@ -80,34 +101,37 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace, url: str, pid: int | None) -> int:
-    from mmserve.bench.live import Plan, measure
+    from mmserve.bench.live import measure
+    from mmserve.bench.live_camera import Plan
     from mmserve.bench.live_window import compare
 
     plan = Plan(
         fps=args.fps,
         seconds=args.seconds,
-        scene=args.scene,
         size=args.size,
         ask_every=args.ask_every,
         deadline_ms=args.deadline_ms,
         max_tokens=args.max_tokens,
         policy=args.policy,
         seed=args.seed,
+        idle=args.idle,
+        idle_fps=args.idle_fps,
     )
     key = (getattr(args, "api_key", None) or "").partition(",")[0] or None
-    runs = await measure(url, plan, args.cameras, _tell, pid=pid, api_key=key)
+    runs = await measure(url, plan, SCENES[args.scene], args.cameras, _tell, pid=pid, api_key=key)
     window = await compare(url, plan, args.window, args.rounds, key) if args.rounds else []
     return _show(args, plan, runs, window)
 
 
 def _show(args: argparse.Namespace, plan: Any, runs: list[Any], window: list[dict[str, Any]]) -> int:
-    from mmserve.bench.live import growth
+    from mmserve.bench.live import growth, static_shares
     from mmserve.bench.table import machine, markdown, write_json
 
     rows = [run.row() for run in runs]
     frames, stages = [run.frames_row() for run in runs], [run.stages_row() for run in runs]
+    memory, shares = [row for run in runs for row in run.memory_rows()], static_shares(rows)
     print(
-        f"{machine()['cpu']}, {machine()['cores']} cores, {machine()['date']}; {plan.scene} scene,"
+        f"{machine()['cpu']}, {machine()['cores']} cores, {machine()['date']};"
         f" {plan.size[0]}x{plan.size[1]}, {plan.fps:g} frames a second and camera for {plan.seconds:g} s;"
         f" {plan.max_tokens} tokens to answer within {plan.deadline_ms:g} ms\n"
     )
@@ -115,17 +139,22 @@ def _show(args: argparse.Namespace, plan: Any, runs: list[Any], window: list[dic
     more = growth(rows)
     if more:
         print("One camera more costs " + ", ".join(f"{more[name]:.2f} {name}" for name in more) + ".\n")
+    for number, share in shares.items():
+        print(f"{number} cameras: what stands still has {100 * share:.2f} % of the encoder's items\n")
     print("What became of frames:\n\n" + markdown(frames) + "\n")
     print("Their mean age when they passed each stage:\n\n" + markdown(stages) + "\n")
+    if memory:
+        print("Memory of the server's processes:\n\n" + markdown(memory) + "\n")
     if window:
         print(f"First words about {args.window} frames, with nothing else to do:\n\n{markdown(window)}\n")
     faults = [run.faults for run in runs]
     for row, found in zip(rows, faults, strict=True):
         for kind, times in found.items():
-            print(f"{row['cameras']} cameras: {times} × {kind}")
+            print(f"{row['cameras']} cameras, {row['scene']}: {times} × {kind}")
     if args.json:
         report = {"bench": "live", "plan": vars(plan), "rows": rows, "growth": more, "frames": frames}
-        report |= {"stages": stages, "window": window, "faults": faults}
+        report |= {"stages": stages, "window": window, "faults": faults, "memory": memory}
+        report["static_shares"] = shares
         write_json(args.json, report)
     return 0
 
