@@ -1,4 +1,7 @@
-"""``mmserve eval``: the bundled evaluation set through the engine, judged by task and condition."""
+"""``mmserve eval``: the bundled evaluation set through the engine, judged by task and condition.
+
+With ``--live`` the questions are about cameras instead (``evaluate_live.py``).
+"""
 
 import argparse
 import asyncio
@@ -10,7 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mmserve.commands import session
+from mmserve.commands.bench_options import count, count_or_none
 from mmserve.core.config import Config, from_arguments
+from mmserve.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmserve.core.messages import Part
@@ -29,7 +34,7 @@ class Question(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One judged answer; ``condition`` is clean, bad or photo."""
+    """One judged answer; ``condition`` is clean, bad or photo, or how a camera's frames were remembered."""
 
     task: str
     condition: str
@@ -42,6 +47,15 @@ class Result(NamedTuple):
 def add(commands: Any) -> None:
     parser = commands.add_parser("eval", help="run the bundled evaluation set and print a table")
     parser.add_argument("--limit", type=int, metavar="VALUE", help="ask only the first so many questions")
+    parser.add_argument(
+        "--live",
+        type=count,
+        metavar="N",
+        help="instead: N cameras of each kind, by what became of their sessions' windows",
+    )
+    parser.add_argument(
+        "--seed", type=count_or_none, default=0, metavar="N", help="of what they show (default: 0)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--wrong", action="store_true", help="also list the wrong answers")
     session.add_model_arguments(parser)
@@ -49,6 +63,12 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.live is not None:
+        if args.limit is not None:
+            raise ConfigError("limit is of the evaluation set; --live says itself how many", param="limit")
+        from mmserve.commands import evaluate_live
+
+        return evaluate_live.run(args)
     config = from_arguments(args).for_whole_answers()
     with session.loaded(config) as service:
         start = time.monotonic()
@@ -60,10 +80,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(markdown(results))
         print(f"\n{service.model_name}: {len(results)} questions in {seconds:.1f} s")
-        print(
-            "".join(f"\n{r.task}, {r.condition}: {r.question}\n  - {r.wanted}\n  + {r.said}" for r in wrong)
-        )
+        print_wrong(wrong)
     return 0
+
+
+def print_wrong(wrong: Sequence[Result]) -> None:
+    print("".join(f"\n{r.task}, {r.condition}: {r.question}\n  - {r.wanted}\n  + {r.said}" for r in wrong))
 
 
 def questions() -> list[Question]:

@@ -23,7 +23,7 @@ KINDS: dict[str, float] = {
     "unknown": 0.125,
     "text": 0.015,
 }
-SPLITS = {"train": 1, "valid": 2, "eval": 3, "samples": 4}
+SPLITS = {"train": 1, "valid": 2, "eval": 3, "samples": 4, "reel": 5}
 
 
 def stream(split: str, *seed: int) -> np.random.Generator:

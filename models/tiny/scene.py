@@ -12,6 +12,7 @@ from mmserve.models.tiny.subjects import SHAPES, WORDS, Noun, things
 SMALLEST = 30.0
 CAP_HEIGHT = 16.0
 CORNERS = ("at the top left", "at the top right", "at the bottom left", "at the bottom right")
+SHAPE_SHARE = 0.35  # of the nouns of a scene that are shapes
 NINE = ("in the centre", "on the left", "on the right", "at the top", "at the bottom", *CORNERS)
 PLACES = {
     "row2": ("on the left", "on the right"),
@@ -75,10 +76,13 @@ def pick(rng: np.random.Generator, options):
     return options[int(rng.integers(len(options)))]
 
 
-def compose(rng: np.random.Generator, height: int, width: int, kind: str) -> Scene:
-    """Draw the facts of one scene of kind "scene", "count", "word" or "clip"."""
+def compose(
+    rng: np.random.Generator, height: int, width: int, kind: str, shape: float = SHAPE_SHARE
+) -> Scene:
+    """Draw the facts of one scene of kind "scene", "count", "word" or "clip". With ``shape`` 1 all its nouns
+    but printed words are shapes, which need no font."""
     return {"scene": _distinct, "count": _counted, "word": _printed, "clip": _moving}[kind](
-        rng, height, width
+        rng, height, width, shape
     )
 
 
@@ -87,7 +91,7 @@ def thing_names() -> tuple[str, ...]:
     return tuple(things())
 
 
-def random_noun(rng: np.random.Generator, ground: str | None = None, shape: float = 0.35) -> Noun:
+def random_noun(rng: np.random.Generator, ground: str | None = None, shape: float = SHAPE_SHARE) -> Noun:
     """A shape or a thing that stands out on the ground (any ground when None)."""
     if rng.random() < shape:
         colours = contrasting(ground) if ground else NAMES
@@ -99,11 +103,11 @@ def random_noun(rng: np.random.Generator, ground: str | None = None, shape: floa
     return Noun("shape", "circle", pick(rng, contrasting(ground or "white")))
 
 
-def _nouns(rng: np.random.Generator, count: int, ground: str) -> list[Noun]:
+def _nouns(rng: np.random.Generator, count: int, ground: str, shape: float) -> list[Noun]:
     """Nouns that differ from each other."""
     chosen: list[Noun] = []
     while len(chosen) < count:
-        noun = random_noun(rng, ground)
+        noun = random_noun(rng, ground, shape)
         if noun not in chosen:
             chosen.append(noun)
     return chosen
@@ -155,8 +159,8 @@ def _fill(rng: np.random.Generator, layout: str, nouns: list[Noun], height: int,
     return items
 
 
-def _single(rng: np.random.Generator, height: int, width: int, ground: str) -> Item:
-    noun = random_noun(rng, ground)
+def _single(rng: np.random.Generator, height: int, width: int, ground: str, shape: float) -> Item:
+    noun = random_noun(rng, ground, shape)
     short = min(height, width)
     place = NINE[0] if rng.random() < 0.35 else pick(rng, NINE[1:])
     if place == NINE[0]:
@@ -175,23 +179,23 @@ def _single(rng: np.random.Generator, height: int, width: int, ground: str) -> I
     return Item(noun, place, float(x), float(y), size, _tilt_of(rng, noun))
 
 
-def _distinct(rng: np.random.Generator, height: int, width: int) -> Scene:
+def _distinct(rng: np.random.Generator, height: int, width: int, shape: float) -> Scene:
     """One to four subjects that all differ."""
     ground = pick(rng, NAMES)
     count = int(rng.choice([1, 2, 3, 4], p=[0.44, 0.30, 0.14, 0.12]))
     if count == 1:
-        return Scene("single", (_single(rng, height, width, ground),), ground, height, width)
+        return Scene("single", (_single(rng, height, width, ground, shape),), ground, height, width)
     layouts = _layouts(count, height, width) or ["quad"]
     layout = pick(rng, layouts)
-    nouns = _nouns(rng, len(PLACES[layout]), ground)
+    nouns = _nouns(rng, len(PLACES[layout]), ground, shape)
     return Scene(layout, tuple(_fill(rng, layout, nouns, height, width)), ground, height, width)
 
 
-def _counted(rng: np.random.Generator, height: int, width: int) -> Scene:
+def _counted(rng: np.random.Generator, height: int, width: int, shape: float) -> Scene:
     """Two to four subjects, at least two of them alike."""
     ground = pick(rng, NAMES)
     count = int(rng.choice([2, 3, 4], p=[0.34, 0.33, 0.33]))
-    first, second = _nouns(rng, 2, ground)
+    first, second = _nouns(rng, 2, ground, shape)
     nouns = [first] * count
     if count > 2 and rng.random() < 0.65:
         minor = int(rng.integers(1, count // 2 + 1))
@@ -212,7 +216,7 @@ def _loose(rng: np.random.Generator, nouns: list[Noun], height: int, width: int)
     return [item for index, item in enumerate(items) if index != left_out]
 
 
-def _printed(rng: np.random.Generator, height: int, width: int) -> Scene:
+def _printed(rng: np.random.Generator, height: int, width: int, shape: float) -> Scene:
     """A printed word, alone or above or below one subject."""
     ground = pick(rng, NAMES)
     noun = Noun("word", pick(rng, WORDS), pick(rng, legible(ground)), "word")
@@ -225,7 +229,7 @@ def _printed(rng: np.random.Generator, height: int, width: int) -> Scene:
         y = float(rng.uniform(0.35, 0.65) * height)
         word = Item(noun, "in the centre", width * 0.5, y, size, angle, font, text)
         return Scene("single", (word,), ground, height, width)
-    other = random_noun(rng, ground)
+    other = random_noun(rng, ground, shape)
     low = bool(rng.random() < 0.5)
     size = float(rng.uniform(0.34, 0.46) * min(height, width))
     aside = float(width * rng.uniform(0.4, 0.6))
@@ -241,11 +245,11 @@ MOVES = ("moves to the left", "moves to the right", "moves up", "moves down")
 VERBS = (*MOVES, *MOVES, "grows", "shrinks", "changes", "appears", "disappears", "stays still")
 
 
-def _moving(rng: np.random.Generator, height: int, width: int) -> Scene:
+def _moving(rng: np.random.Generator, height: int, width: int, shape: float) -> Scene:
     """A clip of one subject that does one thing."""
     ground = pick(rng, NAMES)
     verb, frames = pick(rng, VERBS), int(pick(rng, (4, 4, 6, 6, 8)))
-    noun = random_noun(rng, ground, shape=1.0 if verb == "changes" else 0.4)
+    noun = random_noun(rng, ground, 1.0 if verb == "changes" else max(0.4, shape))
     short = min(height, width)
     x, y = (rng.uniform(0.44, 0.56, 2) * (width, height)).tolist()
     size = float(rng.uniform(0.34, 0.5) * short)
