@@ -14,6 +14,7 @@ from camera_server import OTHER, camera_server
 from helpers.camera_clients import SDP, Upload, client, part, publisher
 from helpers.cameras import RtspCamera, jpeg, moving_clip, until
 from helpers.pool_watch import children
+from helpers.rtsp_server import STREAMS, rtsp_server
 
 from mmserve.server import whip
 
@@ -461,6 +462,27 @@ async def test_a_camera_is_pulled_told_of_without_its_secrets_and_ended(server, 
     shown = answer.text + told.text + listed.text + caplog.text
     assert "s3cret" not in shown
     assert "t0ken" not in shown
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_a_camera_is_pulled_from_a_server_that_others_have_made(server, kind):
+    service, url = server
+    with rtsp_server(kind) as source:
+        async with client(url) as web:
+            answer = await web.post("/v1/cameras", json={"url": source, "policy": {"fps": 5}})
+            assert answer.status_code == 201, answer.text
+            session = of_session(service)
+            assert await until(lambda: session.count >= 5), (await web.get("/v1/cameras")).text
+            told = (await web.get(answer.headers["location"])).json()
+            assert (told["state"], told["stream"]) == ("live", f"{kind} 320x240 (rtsp)")
+            pictures = [frame.pixels for frame in session.frames]
+            assert {picture.shape for picture in pictures} == {(240, 320, 3)}
+            assert len({picture.argmax() for picture in pictures}) > 1, "the ball moves"
+            assert all(picture.max() > 200 and picture.min() < 40 for picture in pictures)
+            ages = [frame.received - frame.captured for frame in session.frames]
+            assert min(ages) >= 0
+            await web.delete(answer.headers["location"])
+    assert session.closed == "it was deleted"
 
 
 @pytest.mark.parametrize(
