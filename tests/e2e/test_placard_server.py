@@ -149,9 +149,7 @@ def test_a_label_is_saved_shown_and_deleted(hang):
     assert (image.headers["content-type"], image.content) == ("image/jpeg", jpeg())
     page = web.get(body["url"])
     assert FIELDS["text"] in page.text
-    assert (
-        read_code(page.text) == read_code(web.get(body["qr_url"]).text) == f"{web.base_url}{body['url']}"
-    )
+    assert read_code(page.text) == read_code(web.get(body["qr_url"]).text) == f"{web.base_url}{body['url']}"
     assert FIELDS["title"] in web.get("/placard/gallery").text
     assert web.delete(body["url"]).status_code == 204
     for suffix in ("", ".json", ".jpg", ".svg"):
