@@ -100,6 +100,7 @@ def test_the_bundled_model_has_one_voice_and_language_and_describes_first():
     assert [each["id"] for each in body["languages"]] == [body["language"]] == ["en"]
     assert body["voices"][0]["instructions"] == body["languages"][0]["instructions"] == ""
     assert (body["alt_question"], body["alt_first"]) == ("Describe this image.", True)
+    assert (body["pictures"], body["sampling"]) == (True, {"temperature": 0})
     form = settings.form("A cat in the centre of a green ground.", "en")
     assert form["properties"]["title"] == {"const": "Cat on Green"}
     with pytest.raises(InvalidRequest, match="language must be one of en"):
