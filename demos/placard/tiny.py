@@ -5,11 +5,11 @@ prompts:
 
 * It ends the text and the label with one token, ``."}``. Where a form asks for more behind the text it finds
   no end and babbles, so its form has these four fields alone; whoever shows the label adds the others.
-* Of its titles one in three is wrong, of its descriptions one in nine (138 pictures of its evaluation set: 90
-  titles right, and 122 of 138 where they are made of descriptions). So it is asked for a description first,
-  which becomes the ``alt_text``, and the title is a constant of the form in which the label is asked for then.
-* The frames of a camera come to a model as clips. Of stills that are shown so it often says that they move: 25
-  of 40 descriptions were right, and 35 of the same stills as pictures. So a page asks about the still picture.
+* Of its titles one in three is wrong, of its descriptions one in nine: of 138 pictures of its evaluation set
+  90 titles are right, and 122 that are made of descriptions. So it is asked for a description first, which
+  becomes the ``alt_text``, and the title is a constant of the form in which the label is asked for then.
+* The frames of a camera come to a model as clips. Of stills that are shown so it often says that they move:
+  25 of 40 descriptions were right, and 35 of the same stills as pictures. So a page asks about the picture.
 """
 
 import re
