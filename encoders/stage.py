@@ -63,7 +63,11 @@ class EncoderStage:
         self._batch: _Batch | None = None
 
     def tokens(self, item: VisionItem) -> int:
-        """Merged tokens of ``item``, the number it takes in the prompt."""
+        """Tokens of ``item``, the number it takes in the prompt and in the pool."""
+        return self.cost(item) if item.kept is None else len(item.kept)
+
+    def cost(self, item: VisionItem) -> int:
+        """Merged tokens of its whole grid, which is what is encoded."""
         return item.grid[0] * item.grid[1] // self.merge_size**2
 
     def check(self, item: VisionItem) -> None:
@@ -85,7 +89,7 @@ class EncoderStage:
         budget = self.budget_tokens
         batch: list[VisionItem] = []
         for item in self.missing(wanted):
-            budget -= self.tokens(item)
+            budget -= self.cost(item)
             room -= self._nbytes(item)
             if room < 0 or (batch and budget < 0):
                 break
@@ -162,7 +166,7 @@ class EncoderStage:
 
     def _keep(self, items: Sequence[VisionItem], features: Sequence[torch.Tensor]) -> None:
         for item, result in zip(items, features, strict=True):
-            self.pool.put(item.digest, _owned(result))
+            self.pool.put(item.digest, _kept(result, item))
             self.encoded_tokens += result.shape[0]
         self.encoded_items += len(items)
 
@@ -178,8 +182,11 @@ def _pixels(item: VisionItem) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(item.pixels))
 
 
-def _owned(features: torch.Tensor) -> torch.Tensor:
-    """``features`` in memory of their own: a view would keep the whole batch alive in the pool."""
+def _kept(features: torch.Tensor, item: VisionItem) -> torch.Tensor:
+    """Those of ``features`` that are tokens of ``item``, in memory of their own: a view would keep the whole
+    batch alive in the pool."""
+    if item.kept is not None:
+        return features[torch.tensor(item.kept, dtype=torch.long, device=features.device)]
     if features.untyped_storage().nbytes() == features.nbytes:
         return features
     return features.clone()

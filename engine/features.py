@@ -37,6 +37,9 @@ class FeatureClaims:
     def encoded(self, item: VisionItem) -> bool:
         return item.digest in self.pool or any(item.digest == i.digest for i in self.stage.items)
 
+    def cost(self, item: VisionItem) -> int:
+        return self.stage.cost(item)
+
     def claim(self, request: Request) -> None:
         items = request.items
         while request.items_held < len(items):

@@ -51,7 +51,9 @@ def _of_media(request: PreparedRequest) -> str:
 def _advice(request: PreparedRequest) -> str:
     if not request.items:
         return ""
-    return "; max_pixels beside a picture or in mm_processor_kwargs makes it smaller"
+    clips = any(item.kind == "video" for item in request.items)
+    repeats = ", video_pruning_rate leaves out what a clip repeats" if clips else ""
+    return f"; max_pixels beside a picture or in mm_processor_kwargs makes it smaller{repeats}"
 
 
 def check_sampling(params: SamplingParams, vocab: int) -> None:

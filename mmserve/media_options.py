@@ -28,7 +28,7 @@ NO_LIMIT = -1  # what vLLM calls "all there is" in media_io_kwargs
 _COMMON = ("min_pixels", "max_pixels", "detail")
 NAMES: dict[Kind, tuple[str, ...]] = {
     "image": (*_COMMON, "rgba_background_color"),
-    "video": (*_COMMON, "fps", "num_frames", "timestamps"),
+    "video": (*_COMMON, "fps", "num_frames", "timestamps", "video_pruning_rate"),
 }
 _HOMES: dict[Kind, str] = {"image": "a picture", "video": "a clip"}
 _NESTED: dict[str, Kind] = {
@@ -198,6 +198,12 @@ def _rate(value: Any, param: str) -> float:
     return float(value)
 
 
+def _share(value: Any, param: str) -> float:
+    if not is_number(value) or not 0 <= value < 1:
+        raise InvalidRequest(f"{param} must be a number from 0 to below 1, not {shown(value)}", param=param)
+    return float(value)
+
+
 def _seconds(value: Any, param: str) -> tuple[float, ...]:
     if not isinstance(value, list | tuple) or not all(is_number(v) and v >= 0 for v in value):
         raise InvalidRequest(f"{param} must be a list of seconds", param=param)
@@ -234,4 +240,5 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "fps": _rate,
     "num_frames": _whole,
     "timestamps": _seconds,
+    "video_pruning_rate": _share,
 }

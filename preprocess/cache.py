@@ -18,6 +18,7 @@ T = TypeVar("T")
 ENTRY_BYTES = 1024  # about what an answer takes beside its digests and times
 DIGEST_BYTES = 80  # a digest of 32 bytes, as Python keeps it
 TIME_BYTES = 32
+ARRAY_BYTES = 128  # of an array beside its values
 
 
 def part_digest(part: MediaPart) -> bytes:
@@ -166,4 +167,6 @@ class _Shown(_Bounded[Medium]):
 def _bookkeeping(medium: Medium) -> int:
     times = len(medium.timestamps) + len(medium.seen.timestamps)
     said = sum(map(len, medium.seen.warnings))
-    return ENTRY_BYTES + DIGEST_BYTES * len(medium.digests) + TIME_BYTES * times + said
+    arrays = [array for array in (*medium.kept, medium.reference) if array is not None]
+    pruned = sum(ARRAY_BYTES + array.nbytes for array in arrays)
+    return ENTRY_BYTES + DIGEST_BYTES * len(medium.digests) + TIME_BYTES * times + said + pruned

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from mmserve.core.errors import MediaError
 from mmserve.core.messages import Seen, VideoPart
 from mmserve.preprocess.budget import clip_size
 from mmserve.preprocess.media import Medium, item_digest
+from mmserve.preprocess.pruning import prune
 from mmserve.preprocess.resize import resize_into
 from mmserve.preprocess.spec import ProcessorSpec
 from mmserve.preprocess.work import Work
@@ -58,31 +60,58 @@ class Clip:
         """
         assert self._pixels is not None
         step = self.spec.temporal_patch
-        kept = tuple(self.times)
-        spare = -len(kept) % step
-        times = [*kept, *kept[-1:] * spare]
+        shown = tuple(self.times)
+        spare = -len(shown) % step
+        times = [*shown, *shown[-1:] * spare]
         pixels = self._pixels[: len(times)]
-        pixels[len(kept) :] = pixels[len(kept) - 1]
+        pixels[len(shown) :] = pixels[len(shown) - 1]
         pixels.setflags(write=False)
         items = tuple(pixels[i : i + step] for i in range(0, len(times), step))
-        with self.work.stages.timing("digest"):
-            digests = tuple(item_digest(item, self.spec) for item in items)
         grid = (pixels.shape[1] // self.spec.patch, pixels.shape[2] // self.spec.patch)
+        cells = grid[0] * grid[1] // self.spec.merge**2
+        kept, reference = self._kept(items, cells)
+        with self.work.stages.timing("digest"):
+            digests = tuple(item_digest(item, self.spec, own) for item, own in zip(items, kept, strict=True))
+        tokens = sum(cells if own is None else len(own) for own in kept)
         return Medium(
             kind="video",
             grid=grid,
             pixels=items,
             digests=digests,
             timestamps=tuple((times[i] + times[i + step - 1]) / 2 for i in range(0, len(times), step)),
-            seconds_per_grid=step / (len(kept) / total * rate),
+            seconds_per_grid=step / (len(shown) / total * rate),
+            kept=kept if any(own is not None for own in kept) else (),
+            reference=reference,
             seen=Seen(
                 kind="video",
                 format=format,
                 source_size=self.source_size,
                 size=(pixels.shape[1], pixels.shape[2]),
                 grid=grid,
-                tokens=len(items) * grid[0] * grid[1] // self.spec.merge**2,
-                timestamps=kept,
+                tokens=tokens,
+                dropped_tokens=len(items) * cells - tokens,
+                timestamps=shown,
                 warnings=tuple(warnings),
             ),
         )
+
+    def _kept(
+        self, items: Sequence[np.ndarray], cells: int
+    ) -> tuple[tuple[np.ndarray | None, ...], np.ndarray | None]:
+        """The cells of each item that become tokens, None for all; and what a next item is pruned against."""
+        part, rate = self.part, self.part.video_pruning_rate
+        if part.kept is not None:
+            return (_checked(part.kept, len(items), cells),), None
+        if not rate:
+            return (None,) * len(items), None
+        with self.work.stages.timing("prune"):
+            pruned = prune(items, self.spec, rate, part.reference)
+        return pruned.kept, pruned.reference if len(items) == 1 else None
+
+
+def _checked(kept: np.ndarray, items: int, cells: int) -> np.ndarray:
+    """Cells that were chosen before, for a clip of one item with so many."""
+    ascending = kept.ndim == 1 and len(kept) > 0 and bool((np.diff(kept) > 0).all())
+    if items != 1 or not ascending or kept[0] < 0 or kept[-1] >= cells:
+        raise MediaError(f"these cells were not chosen of a clip of one item of {cells} cells")
+    return kept.astype(np.int32)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from mmserve.core.config import MediaOptions
 from mmserve.core.errors import MediaError
@@ -28,6 +29,8 @@ class Eye:
     def see(self, part: MediaPart, work: Work | None = None) -> Medium:
         """Decode and resize one part, into memory that ``work`` gives; errors carry the part's ``param``."""
         work = work or Work()
+        if isinstance(part, VideoPart) and part.video_pruning_rate is None:
+            part = structs.replace(part, video_pruning_rate=self.media.video_pruning_rate)
         with naming(part.param):
             check_pixel_limits(part.min_pixels, part.max_pixels)
             medium = self._look(part, work)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -31,10 +32,10 @@ def lay_out(
 ) -> Layout:
     """Give each placeholder in ``ids`` its medium's tokens; the n-th image placeholder is the n-th image.
 
-    An image takes one pad for each merged token. A clip of the older families takes one block of pads.
-    In Qwen3-VL each frame pair follows its time: ``<1.5 seconds>``, start, pads, end, and these replace
-    the clip's placeholder together with the start and end around it (as in the models' first release and
-    in vLLM; transformers 5.24 keeps the outer pair too).
+    An image takes one pad for each merged token, an item of a clip one for each cell that is kept. A clip of
+    the older families takes one block of pads. In Qwen3-VL each frame pair follows its time:
+    ``<1.5 seconds>``, start, pads, end, and these replace the clip's placeholder together with the start and
+    end around it (as in the models' first release and in vLLM; transformers 5.24 keeps the outer pair too).
     """
     writer = _Writer(spec, encode)
     waiting = {kind: [m for m in range(len(media)) if media[m].kind == kind] for kind in ("image", "video")}
@@ -123,7 +124,7 @@ class _Writer:
         self.text(self.encode(f"<{medium.timestamps[i]:.1f} seconds>"))
         self.text([tokens.vision_start])
         start = len(self.ids)
-        block = Block(start, (1, *self._merged(medium)))
+        block = Block(start, (1, *self._merged(medium)), kept=(medium.kept_of(i),))
         self.blocks.append(block)
         self.text([tokens.video] * block.count)
         self.text([tokens.vision_end])
@@ -131,12 +132,12 @@ class _Writer:
 
     def _block(self, medium: Medium) -> tuple[tuple[int, int], ...]:
         start, items = len(self.ids), len(medium.pixels)
-        block = Block(start, (items, *self._merged(medium)), self._interval(medium))
+        block = Block(start, (items, *self._merged(medium)), self._interval(medium), medium.kept)
         self.blocks.append(block)
         pad = self.spec.tokens.image if medium.kind == "image" else self.spec.tokens.video
         self.text([pad] * block.count)
-        each = block.count // items
-        return tuple((start + i * each, start + (i + 1) * each) for i in range(items))
+        stops = [start + stop for stop in accumulate(block.counts)]
+        return tuple(pairwise((start, *stops)))
 
     def _merged(self, medium: Medium) -> tuple[int, int]:
         return medium.grid[0] // self.spec.merge, medium.grid[1] // self.spec.merge

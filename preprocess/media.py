@@ -24,7 +24,9 @@ class Medium:
     ``pixels[i]`` is uint8 [frames, H, W, 3] and read-only, shared by every request that brings the same
     bytes; None where the encoder holds ``digests[i]``. ``timestamps[i]`` is the item's time in seconds
     (video only); ``seconds_per_grid`` the mean time from one item to the next. ``stages`` are the seconds
-    that each stage took.
+    that each stage took. ``kept[i]`` are the cells of item i that become tokens, int32 and ascending, None
+    where all do; it is empty where that holds for every item. ``reference`` is what the next clip of one item
+    is pruned against (see ``pruning.Pruned``), of one that was pruned itself.
     """
 
     kind: Kind
@@ -34,11 +36,17 @@ class Medium:
     seen: Seen
     timestamps: tuple[float, ...] = ()
     seconds_per_grid: float = 1.0
+    kept: tuple[np.ndarray | None, ...] = ()
+    reference: np.ndarray | None = None
     stages: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def nbytes(self) -> int:
         return sum(p.nbytes for p in self.pixels if p is not None)
+
+    def kept_of(self, item: int) -> np.ndarray | None:
+        """The cells of ``item`` that become tokens; None for all."""
+        return self.kept[item] if self.kept else None
 
 
 def media_parts(chat: ChatInput, most: int) -> list[MediaPart]:
@@ -70,11 +78,13 @@ def without_pixels(medium: Medium) -> Medium:
     return replace(medium, pixels=(None,) * len(medium.pixels))
 
 
-def item_digest(pixels: np.ndarray, spec: ProcessorSpec) -> bytes:
-    """The name of an item's embeddings: its pixels, their shape, and how the family cuts patches."""
+def item_digest(pixels: np.ndarray, spec: ProcessorSpec, kept: np.ndarray | None = None) -> bytes:
+    """The name of an item's embeddings: its pixels, their shape, how the family cuts patches, and which cells
+    are ``kept`` if not all are."""
     shape = "x".join(map(str, pixels.shape))
     options = f"{spec.family}/{spec.patch}/{spec.merge}/{spec.temporal_patch}"
-    return framed_digest("vision item", options, shape, np.ascontiguousarray(pixels).data)
+    cells = () if kept is None else (kept.astype("<i4").tobytes(),)
+    return framed_digest("vision item", options, shape, np.ascontiguousarray(pixels).data, *cells)
 
 
 @contextmanager

@@ -101,6 +101,7 @@ def items_of(media: Sequence[Medium], spans: Spans) -> tuple[VisionItem, ...]:
             digest=medium.digests[i],
             kind=medium.kind,
             grid=medium.grid,
+            kept=medium.kept_of(i),
             span=span,
             pixels=medium.pixels[i],
             timestamp=medium.timestamps[i] if medium.timestamps else None,

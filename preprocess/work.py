@@ -25,7 +25,7 @@ def always() -> None:
 
 @dataclass
 class Stages:
-    """Seconds spent in each stage: fetch, queue, decode, resize, digest, template, tokenise, layout."""
+    """Seconds spent in each stage; those of ``core.metrics.STAGES`` and demux."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -15,6 +15,9 @@ class Features(Protocol):
     def encoded(self, item: VisionItem) -> bool:
         """Whether the item's features are in the pool, or being computed: nobody else need encode it."""
 
+    def cost(self, item: VisionItem) -> int:
+        """Vision tokens that are encoded for the item: those of its whole grid."""
+
     def claim(self, request: Request) -> None:
         """Pin the encoded items that follow, drop their pixels, and move ``request.ready_len`` up to the
         first that is not encoded."""

@@ -128,7 +128,7 @@ class Scheduler:
                     return wanted
                 if item.pixels is not None and not self.features.encoded(item):
                     wanted.append(item)
-                    tokens -= item.span[1] - item.span[0]
+                    tokens -= self.features.cost(item)
         return wanted
 
     def park_lacking(self) -> list[Request]:

@@ -29,6 +29,9 @@ class NoPictures:
     def encoded(self, item: VisionItem) -> bool:
         return True
 
+    def cost(self, item: VisionItem) -> int:
+        return 0
+
     def claim(self, request: Request) -> None:
         request.ready_len = request.num_tokens
 

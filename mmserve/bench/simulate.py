@@ -138,7 +138,7 @@ class Simulation:
         batch = batch or (wanted[:1] if self._stalled else [])
         if not batch:
             return 0
-        tokens = sum(map(self.stage.tokens, batch))
+        tokens = sum(map(self.stage.cost, batch))
         self.stage.encode_batch(batch)
         self.now += self.costs.encode(tokens)
         return tokens

@@ -161,6 +161,12 @@ class MediaOptions(Section):
     )
     max_video_bytes: int = option(512 << 20, "largest encoded clip in bytes", low=1)
     max_video_frames: int = option(768, "most frames taken from one clip", low=1)
+    video_pruning_rate: float = option(
+        0.0,
+        "most of a clip's vision tokens, from 0 to below 1, that are left out because they show what was"
+        " there before; a request may say otherwise",
+        low=0.0,
+    )
     max_animation_pixels: int = option(
         1 << 31,
         "largest GIF, APNG, WebP or AVIF animation sent as a clip, in pixels of all its frames",
@@ -188,6 +194,11 @@ class MediaOptions(Section):
         if self.allow_private_urls and not self.fetch_urls:
             raise ConfigError(
                 "allow_private_urls contradicts fetch_urls being off", param="allow_private_urls"
+            )
+        if self.video_pruning_rate >= 1:
+            raise ConfigError(
+                f"video_pruning_rate must be below 1, not {self.video_pruning_rate}",
+                param="video_pruning_rate",
             )
         if self.fetch_domains is not None and not _HOST_NAMES.fullmatch(self.fetch_domains):
             raise ConfigError(

@@ -47,6 +47,9 @@ class VideoPart(Struct, frozen=True, tag="video"):
     """A clip: an encoded file, or frames that were cut already, with their ``timestamps`` in seconds.
 
     Frames come as encoded ``pictures``, one a frame, or as uint8 RGB ``frames`` [F, H, W, 3].
+    ``video_pruning_rate`` is the most of its tokens, from 0 to below 1, that may be left out because they
+    show what was there before; None is as configured. A clip of one item may go on from one before it: then
+    ``reference`` is the ``Medium``'s own of that. ``kept`` are cells of such a clip that were chosen already.
     """
 
     data: bytes | None = None
@@ -57,6 +60,9 @@ class VideoPart(Struct, frozen=True, tag="video"):
     num_frames: int | None = None
     min_pixels: int | None = None
     max_pixels: int | None = None
+    video_pruning_rate: float | None = None
+    reference: np.ndarray | None = None
+    kept: np.ndarray | None = None
     param: str | None = None
 
 
@@ -145,8 +151,8 @@ class ChatInput(Struct, frozen=True, kw_only=True):
 class Seen:
     """What the model saw of a part, for whoever asks. Sizes are (height, width), upright.
 
-    ``timestamps`` are seconds of the frames kept, ``tokens`` the vision tokens, ``warnings`` what was
-    left out and why.
+    ``timestamps`` are seconds of the frames kept, ``tokens`` the vision tokens, ``dropped_tokens`` those that
+    were left out for showing nothing new, ``warnings`` what was left out and why.
     """
 
     kind: Literal["image", "video"]
@@ -155,6 +161,7 @@ class Seen:
     size: tuple[int, int]
     grid: tuple[int, int]
     tokens: int
+    dropped_tokens: int = 0
     orientation: int = 1
     timestamps: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -169,8 +176,10 @@ class VisionItem(Struct, frozen=True, kw_only=True):
 
     ``pixels`` is uint8 RGB after the resize, ``[frames, H, W, 3]`` with frames 1 (a still, which the
     encoder counts twice) or 2; None where the encoder is thought to hold ``digest`` already. ``grid`` is
-    (H / patch, W / patch). ``span`` is the half-open range of its tokens in the prompt. ``digest`` is 32
-    bytes over the pixels and every option that matters.
+    (H / patch, W / patch). ``span`` is the half-open range of its tokens in the prompt. ``kept`` are the
+    cells of the merged grid that are its tokens, int32 and ascending, None for all: the encoder sees the
+    whole item, and the features of the others are not kept. ``digest`` is 32 bytes over the pixels, the cells
+    and every option that matters.
     """
 
     digest: bytes
@@ -179,6 +188,7 @@ class VisionItem(Struct, frozen=True, kw_only=True):
     span: tuple[int, int]
     pixels: np.ndarray | None
     timestamp: float | None = None
+    kept: np.ndarray | None = None
 
 
 class PreparedRequest(Struct, frozen=True, kw_only=True):

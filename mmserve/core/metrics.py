@@ -14,7 +14,7 @@ from mmserve.core.messages import TextOutput, Timings, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-STAGES = ("fetch", "queue", "decode", "resize", "digest", "template", "tokenise", "layout")
+STAGES = ("fetch", "queue", "decode", "resize", "prune", "digest", "template", "tokenise", "layout")
 LIVE_STAGES = ("received", "gated", "decoded", "encoded", "prefilled", "first_token")
 PROMPT_KINDS = ("text", "image", "video", "cached")
 MediaOutcome = Literal["decoded", "cached", "refused", "failed"]

@@ -232,6 +232,7 @@ class MediaFields(Struct, kw_only=True):
     fps: Annotated[float, Meta(gt=0)] | None = None
     num_frames: Positive | None = None
     timestamps: list[float] | None = None
+    video_pruning_rate: Annotated[float, Meta(ge=0, lt=1)] | None = None
 
 
 class CaptionRequest(SamplingFields, kw_only=True):

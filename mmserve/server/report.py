@@ -21,7 +21,7 @@ def seen_body(seen: Seen) -> dict[str, Any]:
     """One picture or clip: sizes in pixels, the grid in patches of one frame, times in seconds.
 
     ``orientation`` is the EXIF orientation that was undone (1: there was nothing to turn). ``cached`` tells
-    that nothing had to be decoded again.
+    that nothing had to be decoded again. Of a clip, ``dropped_tokens`` are those that showed nothing new.
     """
     body = {
         "kind": seen.kind,
@@ -34,7 +34,10 @@ def seen_body(seen: Seen) -> dict[str, Any]:
         "warnings": list(seen.warnings),
         "cached": seen.cached,
     }
-    return body if seen.kind == "image" else {**body, "timestamps": [round(t, 6) for t in seen.timestamps]}
+    if seen.kind == "image":
+        return body
+    times = [round(t, 6) for t in seen.timestamps]
+    return {**body, "dropped_tokens": seen.dropped_tokens, "timestamps": times}
 
 
 def _area(size: tuple[int, int]) -> dict[str, int]:

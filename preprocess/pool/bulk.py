@@ -12,7 +12,7 @@ from mmserve.core.errors import MediaError
 from mmserve.preprocess.media import MediaPart
 from mmserve.preprocess.pool.messages import Bulk
 
-FILE, FILES, ARRAYS = "data", "pictures", ("pixels", "frames")
+FILE, FILES, ARRAYS = "data", "pictures", ("pixels", "frames", "reference")
 
 
 @dataclass(frozen=True)

@@ -284,8 +284,8 @@ class SeeJob(MediaJob[Medium]):
         end = max(slot.at + _size(slot.shape) for slot in seen.slots)
         self._pixels = self._arena.trim(self._pixels, end)
         pixels = tuple(self._arena.view(self._pixels, slot.shape, slot.at) for slot in seen.slots)
-        if len(pixels) != len(seen.medium.digests):
-            raise ValueError("pixels and digests of different numbers")
+        if len(pixels) != len(seen.medium.digests) or len(seen.medium.kept) not in (0, len(pixels)):
+            raise ValueError("pixels, digests and kept cells of different numbers")
         stages = {"queue": self.begun - self.submitted, **seen.medium.stages}
         return replace(seen.medium, pixels=pixels, stages=stages)
 

@@ -288,6 +288,7 @@ BAD_FIELDS = [
     ({"mm_processor_kwargs": {"maxpixels": 3}}, "mm_processor_kwargs.maxpixels"),
     ({"mm_processor_kwargs": {"images_kwargs": {"fps": 3}}}, "mm_processor_kwargs.images_kwargs.fps"),
     ({"media_io_kwargs": {"fps": 3}}, "media_io_kwargs.fps"),
+    ({"mm_processor_kwargs": {"video_pruning_rate": 1}}, "mm_processor_kwargs.video_pruning_rate"),
     ({"include": ["logits"]}, "include"),
 ]
 
@@ -672,6 +673,25 @@ def test_media_come_in_every_way(web, sent, kind):
     assert web.get(f"/v1/media/{media['id']}").json()["tokens"] == media["tokens"]
 
 
+def test_a_rate_of_pruning_reaches_the_part_from_every_place(web, service):
+    media = stored(web, files={"video": b"a clip"}, data={"video_pruning_rate": "0.5"})
+    clip = {"type": "video_url", "video_url": data_url(b"a clip")}
+    bodies = [
+        ({"messages": ask({"type": "media", "media_id": media["id"]})}, 0.5),
+        ({"messages": ask({"type": "media", "media_id": media["id"], "video_pruning_rate": 0})}, 0.0),
+        ({"messages": ask({**clip, "video_pruning_rate": 0.25})}, 0.25),
+        ({"messages": ask(clip), "mm_processor_kwargs": {"video_pruning_rate": 0.75}}, 0.75),
+        ({"messages": ask(clip), "media_io_kwargs": {"video": {"video_pruning_rate": 0.1}}}, 0.1),
+        ({"messages": ask(clip)}, None),
+    ]
+    for body, rate in bodies:
+        assert web.post("/v1/chat/completions", json=body).status_code == 200
+        assert service.seen[-1].messages[0].content[0].video_pruning_rate == rate
+    body = {"video_url": data_url(b"a clip"), "video_pruning_rate": 0.4}
+    assert web.post("/v1/captions", json=body).status_code == 200
+    assert service.seen[-1].messages[0].content[0].video_pruning_rate == 0.4
+
+
 def test_other_options_are_another_id(web):
     ids = {
         stored(web, json={"image_url": data_url(picture()), **more})["id"]
@@ -725,6 +745,9 @@ def test_a_dry_run_tells_the_cost_and_keeps_nothing(web):
         ({"json": {"image_url": data_url(picture()), "fps": 2}}, 400, "fps"),
         ({"json": {"image_url": {"url": data_url(picture()), "size": 2}}}, 400, "image_url.size"),
         ({"json": {"image_url": data_url(picture()), "max_pixels": 0}}, 400, "max_pixels"),
+        ({"json": {"image_url": data_url(picture()), "video_pruning_rate": 0.5}}, 400, "video_pruning_rate"),
+        ({"json": {"video_url": data_url(b"a clip"), "video_pruning_rate": 1}}, 400, "video_pruning_rate"),
+        ({"files": {"video": b"a clip"}, "data": {"video_pruning_rate": "2"}}, 400, "video_pruning_rate"),
         ({"json": {"image_url": {}}}, 400, "image_url"),
         ({"json": {"video_url": [data_url(picture())]}}, 400, "video_url"),
         ({"json": {"media_id": "media-none"}}, 400, "media_id"),

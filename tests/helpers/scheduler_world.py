@@ -31,6 +31,9 @@ class FakeFeatures:
     def encoded(self, item):
         return item.digest in self.references
 
+    def cost(self, item):
+        return item.grid[0] * item.grid[1]
+
     def claim(self, request):
         items = request.items
         while request.items_held < len(items) and self.encoded(items[request.items_held]):

@@ -128,7 +128,7 @@ def test_a_call_that_no_template_could_write_is_named():
                 [{"role": "user", "content": [{"type": "video", "video": "u", name: value}]}],
                 f"messages[0].content[0].{name}",
             )
-            for name in ("fps", "num_frames", "max_pixels")
+            for name in ("fps", "num_frames", "max_pixels", "video_pruning_rate")
             for value in (float("nan"), float("inf"), 10**400)
         ),
         (
@@ -335,6 +335,14 @@ def test_low_detail_is_a_limit_unless_one_is_given():
         ({"fps": 2}, {"video": {"num_frames": -1}}, {}, {"fps": 2.0}),
         ({"fps": 2}, {"video": {"fps": -1, "num_frames": 4}}, {}, {"num_frames": 4}),
         ({"video": {"fps": 2}}, {"video": {"fps": 2.0}}, {}, {"fps": 2.0}),
+        ({"video_pruning_rate": 0.5}, None, {}, {"video_pruning_rate": 0.5}),
+        (
+            {"video_pruning_rate": 0.5, "video": {"video_pruning_rate": 0}},
+            None,
+            {},
+            {"video_pruning_rate": 0.0},
+        ),
+        (None, {"video": {"video_pruning_rate": 0.25}}, {}, {"video_pruning_rate": 0.25}),
     ],
 )
 def test_options_of_a_request_flat_nested_and_of_either_field(processor, io, image, video):
@@ -347,6 +355,19 @@ def test_options_of_a_request_flat_nested_and_of_either_field(processor, io, ima
         ({"maxpixels": 1}, None, "mm_processor_kwargs.maxpixels", "max_pixels"),
         ({"size": {}}, None, "mm_processor_kwargs.size", "unknown"),
         ({"image": {"fps": 1}}, None, "mm_processor_kwargs.image.fps", "is for a clip"),
+        ({"video_pruning_rate": 1}, None, "mm_processor_kwargs.video_pruning_rate", "below 1"),
+        (
+            {"video": {"video_pruning_rate": -0.1}},
+            None,
+            "mm_processor_kwargs.video.video_pruning_rate",
+            "0 to",
+        ),
+        (
+            {"image": {"video_pruning_rate": 0.5}},
+            None,
+            "mm_processor_kwargs.image.video_pruning_rate",
+            "is for a clip",
+        ),
         ({"video": {"frames": 1}}, None, "mm_processor_kwargs.video.frames", "num_frames"),
         ({"videos_kwargs": []}, None, "mm_processor_kwargs.videos_kwargs", "object"),
         ({"fps": 1, "num_frames": 2}, None, "mm_processor_kwargs.num_frames", "exclude"),
@@ -390,6 +411,14 @@ def test_wrong_options_of_a_request_are_told_where_they_belong(processor, io, pa
         ),
         ({"type": "image_url", "image_url": "u", "resized_width": 1}, "resized_width", "max_pixels"),
         ({"type": "image_url", "image_url": "u", "fps": 1}, "fps", "for a clip"),
+        ({"type": "video_url", "video_url": "u", "video_pruning_rate": "x"}, "video_pruning_rate", "below 1"),
+        (
+            {"type": "video_url", "video_url": "u", "video_pruning_rate": True},
+            "video_pruning_rate",
+            "below 1",
+        ),
+        ({"type": "video_url", "video_url": "u", "kept": [0]}, "kept", "is unknown"),
+        ({"type": "video_url", "video_url": "u", "reference": []}, "reference", "is unknown"),
         (
             {"type": "video_url", "video_url": "u", "rgba_background_color": [0, 0, 0]},
             "rgba_background_color",
@@ -467,6 +496,7 @@ FIELDS = [
         "text",
     ),
     *("fps", "num_frames", "min_pixels", "max_pixels", "detail", "timestamps", "rgba_background_color"),
+    "video_pruning_rate",
 ]
 PARTS = st.fixed_dictionaries(
     {"type": st.sampled_from([*FORMS, "text", "sound"])}, optional=dict.fromkeys(FIELDS, TREES)

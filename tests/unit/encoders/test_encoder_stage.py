@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from mmserve.core.errors import MediaError, MMServeError
 from mmserve.core.messages import VisionItem
@@ -92,6 +93,42 @@ def test_item_without_pixels_that_is_not_in_the_pool_is_an_error():
 def test_item_that_can_never_fit_is_refused_at_the_door():
     with pytest.raises(MediaError, match="send a smaller picture"):
         stage(capacity=64).check(item(1))
+
+
+class PlacesEncoder(FakeEncoder):
+    """Features that hold the place of their cell, in both levels."""
+
+    def parts(self, pixels, grids):
+        yield from (1.0 for _ in pixels)
+        return [torch.arange(h * w // 4.0).reshape(-1, 1, 1).expand(-1, 2, HIDDEN) for h, w in grids]
+
+
+def test_of_a_pruned_item_the_kept_rows_of_every_level_are_kept():
+    kept = np.array([1, 2, 5], np.int32)
+    part = structs.replace(item(1, (4, 8)), kept=kept)
+    size = 2 * 4 * HIDDEN
+    s = EncoderStage(PlacesEncoder(), 100, EmbeddingPool(1 << 20), merge_size=2, token_bytes=size)
+    s.begin([part])
+    assert s.pool.reserved_bytes == 3 * size
+    s.advance(float("inf"))
+    found = s.pool.acquire(part.digest)
+    assert found.shape == (3, 2, HIDDEN)
+    assert found[:, 0, 0].tolist() == found[:, 1, 3].tolist() == [1.0, 2.0, 5.0]
+    assert found.untyped_storage().nbytes() == found.nbytes == 3 * size
+    s.check_integrity()
+
+
+def test_a_pruned_item_costs_the_encoder_its_whole_grid_and_the_pool_what_is_kept():
+    pruned = [structs.replace(item(i, (4, 8)), kept=np.array([0], np.int32)) for i in range(3)]
+    assert [len(batch) for batch in (stage(budget=16).next_batch(pruned), stage(8).next_batch(pruned))] == [
+        2,
+        1,
+    ]
+    small = stage(budget=100, capacity=2 * 4 * HIDDEN)
+    small.check(pruned[0])
+    assert len(small.next_batch(pruned)) == 2
+    with pytest.raises(MediaError):
+        small.check(item(1, (4, 8)))
 
 
 # ---------------------------------------------------------------- slices

@@ -116,6 +116,14 @@ def test_a_request_arrives_whole_but_for_its_pixels_which_stand_in_the_arena():
             assert one == other, field
 
 
+def test_the_kept_cells_of_an_item_arrive():
+    kept = np.array([2, 5], np.int32)
+    ours = request("r", None)
+    ours = structs.replace(ours, items=(structs.replace(ours.items[0], kept=kept),))
+    came = messages.to_engine(to_bytes(Submit(7, messages.bare(ours), (None,)))).request
+    assert (came.items[0].kept.dtype, came.items[0].kept.tolist()) == (np.int32, [2, 5])
+
+
 def test_what_the_engine_says():
     events = [
         Opened(1, Brief("r", SAMPLING, ("x", "y"), THINKING)),
