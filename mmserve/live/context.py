@@ -87,6 +87,11 @@ class Context:
         if self.trunk.role != "user":
             self.trunk.extend(self._laid(self.text.joint(self.trunk.role, "user")), "user")
 
+    @property
+    def sees_whole(self) -> bool:
+        """Whether the oldest frame is a whole one, so that those behind it have all that they go on from."""
+        return next((s.key for s in self.trunk.segments if s.kind == "frame"), False)
+
     # ------------------------------------------------------------ asking
 
     def question(

@@ -26,6 +26,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "heartbeat_s": (0.1, 86_400.0),
     "sensitivity": (0.0, 1.0),
     "weight": (0.01, 100.0),
+    "pruning_rate": (0.0, 0.99),
 }
 
 
@@ -35,7 +36,9 @@ class SessionPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Watching: at most ``fps`` frames a second go to the model, each of at most ``max_pixels`` (the model's own
     bound where that is less), and none that is older than ``max_frame_age_ms``. A frame that shows nothing
     new is left out: ``sensitivity`` from 0 (only what is plain to see) to 1 (any difference); every
-    ``heartbeat_s`` one is taken all the same. ``pair`` makes one vision item of two frames.
+    ``heartbeat_s`` one is taken all the same. ``pair`` makes one vision item of two frames. Of a frame that
+    follows another at most the share ``pruning_rate`` of its tokens is left out, where it shows what was
+    there before; now and then one is whole.
 
     Remembering: when there are more than ``window_items`` items, or the oldest is older than ``window_s``,
     the oldest go in bulk, so that ``retention`` of the window is left. ``memory`` earlier questions with
@@ -65,6 +68,7 @@ class SessionPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pair: bool = False
     sensitivity: float = 0.5
     weight: float = 1.0
+    pruning_rate: float = 0.0
 
     def __post_init__(self) -> None:
         for name, hint in _HINTS.items():

@@ -120,8 +120,9 @@ class LiveSession:
         self._warming = asyncio.Lock()
         self._warmed: tuple[Trunk, int, int] | None = None  # a trunk's version that a life of the engine has
         self._began: float | None = None  # when the first frame was captured
+        self._said: np.ndarray | None = None  # each cell as the context shows it last (``pruning.Pruned``)
         self._fates: Counter[Fate] = Counter()
-        self._drops = self._rebases = self._carried = self._not_warmed = 0
+        self._drops = self._rebases = self._carried = self._not_warmed = self._pruned = 0
         self._listeners = Listeners()
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling: set[asyncio.Task[None]] = set()  # of triggered answers, each to its end
@@ -232,6 +233,7 @@ class LiveSession:
         if instructions is not None or template_kwargs is not None:
             async with self.writing:
                 old, self.context = self.context, self.context.rewritten(instructions, template_kwargs)
+                self._said = None
                 await self._retire(old)
                 await self._fit()
             self._spawn(self._warm())
@@ -276,6 +278,7 @@ class LiveSession:
             "carried_tokens": self._carried,
             "not_computed_ahead": self._not_warmed,
             "kept_bytes": trunk.source_bytes,
+            "pruned_tokens": self._pruned,
             "answers": self._answers.stats(),
             "fps": self.seat.fps,
             "max_pixels": self._max_pixels,
@@ -315,18 +318,33 @@ class LiveSession:
     async def _show(self, frames: tuple[Frame, ...], times: Times, cause: Cause) -> Fate:
         try:
             part = self._part(frames)
-            medium = await self.host.see(part)
+            while not await self._take_in(part, times):
+                pass
         except MMServeError as error:
+            self._said = None
             return fate_of(error)
-        times.decoded = time.monotonic()
-        async with self.writing:
-            assert part.timestamps is not None
-            self.context.add_frame(part, medium, part.timestamps[-1])
-            await self._fit()
         self.known = frames[-1]
         self.seat.kept()
         self._triggers.shown(cause)
         return "kept"
+
+    async def _take_in(self, part: VideoPart, times: Times) -> bool:
+        """See ``part`` and show it. Nothing is done, and it is to be asked again, where it was pruned against
+        what has left the context meanwhile."""
+        assert part.timestamps is not None
+        at = part.timestamps[-1]
+        whole = self._window.wants_key(self.context.trunk.segments, at)
+        said = None if whole else self._said
+        medium = await self.host.see(replace(part, reference=said))
+        times.decoded = time.monotonic()
+        async with self.writing:
+            if medium.kept and said is not self._said:
+                return False
+            self._said = medium.reference
+            self._pruned += medium.seen.dropped_tokens
+            self.context.add_frame(_again(part, medium), medium, at)
+            await self._fit()
+        return True
 
     def _part(self, frames: tuple[Frame, ...]) -> VideoPart:
         """The clip of one item that ``frames`` are."""
@@ -336,7 +354,11 @@ class LiveSession:
         for frame in frames:
             at = max(0.0, frame.captured - self._began)
             times.append(at if not times else max(at, times[-1] + 0.001))
-        limits: dict[str, Any] = {"timestamps": tuple(times), "max_pixels": self._max_pixels}
+        limits: dict[str, Any] = {
+            "timestamps": tuple(times),
+            "max_pixels": self._max_pixels,
+            "video_pruning_rate": self.policy.pruning_rate,
+        }
         if all(frame.data is not None for frame in frames):
             return VideoPart(pictures=tuple(f.data for f in frames if f.data is not None), **limits)
         pixels = [frame.pixels for frame in frames if frame.pixels is not None]
@@ -431,7 +453,11 @@ class LiveSession:
 
     async def _fit(self) -> None:
         """Forget what is beyond the window. ``writing`` is held."""
-        await self._carry(self.context.fit(self._window))
+        order = self.context.fit(self._window)
+        if self._said is not None and not self.context.sees_whole:
+            self._said = None
+            self._watcher.gate.forget()  # the next frame is taken, and is whole
+        await self._carry(order)
 
     async def _carry(self, order: CarryOver | None) -> None:
         if order is None:
@@ -488,6 +514,7 @@ class LiveSession:
     # ------------------------------------------------------------ bits
 
     def _take_policy(self, policy: SessionPolicy) -> None:
+        self._said = None
         self.policy = self.seat.policy = policy
         self._watcher.policy = self._watcher.gate.policy = policy
         self._window = Window(policy, self.host.limits)
@@ -502,3 +529,8 @@ class LiveSession:
         task = asyncio.get_running_loop().create_task(work)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
+
+
+def _again(part: VideoPart, medium: Medium) -> VideoPart:
+    """``part`` as it gives the same items again, whatever it was pruned against."""
+    return replace(part, video_pruning_rate=0.0, kept=medium.kept_of(0))

@@ -73,7 +73,7 @@ def lay(ids: Sequence[int], writer: Writer, media: Sequence[tuple[MediaPart, Med
 class Segment(Struct, kw_only=True):
     """Tokens [start, stop) of the trunk, whose first stands at ``position``. ``at`` is a frame's time,
     ``name`` what somebody calls a text, ``turn`` the number of the answer with which it goes. Each begins in
-    a turn of the user, so any of them can be taken out."""
+    a turn of the user, so any of them can be taken out. What follows goes on ``advance`` positions later."""
 
     kind: Kind
     number: int
@@ -84,11 +84,17 @@ class Segment(Struct, kw_only=True):
     name: str | None = None
     turn: int | None = None
     role: Role = "user"  # whose turn stands open behind it
+    advance: int = 0
     items: tuple[VisionItem, ...] = ()  # spans count from ``start``
     sources: tuple[Source, ...] = ()
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def key(self) -> bool:
+        """Whether it is whole; a frame that is not goes on from the frames before it, back to such a one."""
+        return all(item.kept is None for item in self.items)
 
 
 class Trunk:
@@ -186,6 +192,7 @@ class Trunk:
         self._keys.add(stretch.radix_keys)
         self._positions.add(stretch.positions + self.next_position)
         self.next_position += stretch.advance
+        segment.advance += stretch.advance
         segment.stop = len(self)
         self.version += 1
 
@@ -230,8 +237,8 @@ class Trunk:
         for segment in self.segments[1:]:
             a, b = segment.start, segment.stop
             alone = positions[:, a:b] - np.int32(segment.position)
-            advance = int(alone.max()) + 1 if b > a else 0
-            yield segment, Stretch(ids[a:b], keys[a:b], alone, advance, segment.items, segment.sources)
+            laid = (ids[a:b], keys[a:b], alone, segment.advance, segment.items, segment.sources)
+            yield segment, Stretch(*laid)
 
     def items(self) -> Iterator[VisionItem]:
         """All items, their spans counted from the trunk's beginning."""
@@ -353,6 +360,6 @@ def _joined(segments: Sequence[Segment], *, split_after_head: bool) -> tuple[tup
 
 
 def _nbytes(part: MediaPart) -> int:
-    data = [getattr(part, name, None) for name in ("data", "pixels", "frames")]
+    data = [getattr(part, name, None) for name in ("data", "pixels", "frames", "kept")]
     sizes = [len(d) if isinstance(d, bytes) else d.nbytes for d in data if d is not None]
     return sum(sizes) + sum(map(len, getattr(part, "pictures", None) or ()))

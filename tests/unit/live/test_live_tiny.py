@@ -45,16 +45,17 @@ async def opened(service):
         await session.close()
 
 
-def sample(name, seq=0):
+def sample(name, seq=0, gated=None):
     now = time.monotonic()
-    return Frame(seq=seq, data=(SAMPLES / f"{name}.jpg").read_bytes(), captured=now, received=now)
+    data = (SAMPLES / f"{name}.jpg").read_bytes()
+    return Frame(seq=seq, data=data, captured=now, received=now, gated=gated)
 
 
-async def show(session, *names):
+async def show(session, *names, gated=None):
     """Frames that are all kept; the engine has computed them when this returns."""
     for name in names:
         kept = session.stats()["frames"]["kept"]
-        session.put(sample(name, kept))
+        session.put(sample(name, kept, gated))
         await until(lambda kept=kept: session.stats()["frames"]["kept"] > kept)
         await until(
             lambda: (
@@ -113,6 +114,32 @@ async def test_watching_ahead_answers_as_sending_the_window_again_does(service, 
             assert usage.cached_tokens == 0
             fresh = usage.prompt_tokens - pieces[-1].usage.cached_tokens
             assert fresh < 40, "the question pays for its own tokens only"
+
+
+@pytest.mark.parametrize("name", ["cat", "apples"])
+async def test_it_names_what_it_sees_in_frames_of_one_token(opened, name):
+    """No gate holds back what shows nothing new; the window is dropped again and again."""
+    session = await opened(memory=0, pruning_rate=0.95, window_items=6, retention=0.5)
+    for _ in range(16):
+        await show(session, name, gated="change")
+        assert (await answer(session))[1] == NAMES[name]
+    stats = session.stats()
+    assert stats["pruned_tokens"] > 8 * 8
+    assert stats["drops"] > 1
+    assert next(s for s in session.context.trunk.segments if s.kind == "frame").key
+
+
+async def test_pruned_frames_are_answered_as_sending_the_window_again_is(service, opened):
+    session = await opened(memory=0, pruning_rate=0.9)
+    for names in (["cat", "cat"], ["village", "village"], ["cat"]):
+        await show(session, *names, gated="change")
+        pieces, _ = await answer(session, "Describe this image.")
+        ids = [t for piece in pieces if piece.output for t in piece.output.token_ids]
+        again, usage = await resent(service, session, "Describe this image.")
+        assert ids == again
+        assert pieces[-1].usage.prompt_tokens == usage.prompt_tokens
+        assert pieces[-1].usage.video_tokens == usage.video_tokens
+    assert session.stats()["pruned_tokens"] > 20
 
 
 async def test_a_static_scene_costs_neither_encoder_nor_prompt(service, opened):
@@ -186,12 +213,14 @@ def forget_all(service):
     assert done.wait(10)
 
 
-async def test_what_the_engine_forgot_is_made_again_from_what_is_kept(service, opened):
-    """Keys and values of a session may be evicted, and features too."""
+@pytest.mark.parametrize("frames", [1, 3])
+async def test_what_the_engine_forgot_is_made_again_from_what_is_kept(service, opened, frames):
+    """Keys and values of a session may be evicted, and features too; those of pruned frames, as well."""
     if not hasattr(service._engine, "thread"):
         pytest.skip("an engine of this process alone can be told to forget")
-    session = await opened(memory=0)
-    await show(session, "cat")
+    session = await opened(memory=0, pruning_rate=0.9)
+    await show(session, *["cat"] * frames, gated="change")
+    assert (session.stats()["pruned_tokens"] > 0) is (frames > 1)
     before = service.stats()["pixel_requests"]
     forget_all(service)
     pieces, text = await answer(session)

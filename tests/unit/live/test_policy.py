@@ -29,6 +29,8 @@ from mmserve.live.policy import SessionPolicy
         ("pair", 1),
         ("sensitivity", 2),
         ("weight", 0),
+        ("pruning_rate", 1),
+        ("pruning_rate", -0.5),
         ("question", 7),
         ("every_s", 3.0),
     ],
