@@ -21,13 +21,14 @@ class NativeAttention:
     use that.
     """
 
-    capturable = False  # the arrays of a plan would be frozen into a graph
+    capturable = True  # of a plan, decodes read nothing but ``_step``, which stays where it is
 
     def __init__(self, pool: KVPool) -> None:
         """NativeUnavailable where the kernels cannot be had."""
         self.pool = pool
         self._attend = kernels().attend_step[pool.shape.dtype]
         self._blocks = PromptBlocks(pool) if left_to_torch(pool.shape.dtype) else None
+        self._step = Step()
 
     def plan(self, spans: Sequence[Span], num_rows: int) -> None:
         runs = [s.table.slot_runs(0, s.stop) for s in spans]
@@ -39,15 +40,15 @@ class NativeAttention:
         shape, data = self.pool.shape, self.pool.data
         job = Job(kv_heads=shape.kv_heads, dim=shape.head_dim, causal=1, contexts=len(ours))
         job.context, job.run = self._contexts.ctypes.data, self._runs.ctypes.data
-        self._step = Step(
-            job=job, rows=num_rows, slot=self._slots.ctypes.data, pool=data.data_ptr(), slots=data.shape[3]
-        )
+        step = self._step
+        step.job, step.rows, step.slot = job, num_rows, self._slots.ctypes.data
+        step.pool, step.slots = data.data_ptr(), data.shape[3]
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int) -> torch.Tensor:
         q, k, v = _side_by_side(q), _side_by_side(k), _side_by_side(v)
         out = torch.empty_like(q)
         self._attend(
-            *(ctypes.byref(self._step), layer, q.shape[1], q.data_ptr(), q.stride(0)),
+            *(ctypes.addressof(self._step), layer, q.shape[1], q.data_ptr(), q.stride(0)),
             *(k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), out.data_ptr()),
         )
         if self._blocks is not None:

@@ -1,5 +1,6 @@
 """``core.device.Device`` on a CPU and on an NVIDIA GPU."""
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +9,9 @@ from typing import Any
 import torch
 
 from mmserve.core.device import Device, Event, Graph, Stream
+from mmserve.models.ops.native.recording import NotRecordable, Recording
+
+log = logging.getLogger(__name__)
 
 WARMUPS = 2  # forwards before a capture: lazy initialisation must not be recorded
 
@@ -64,7 +68,12 @@ class CPUDevice:
         return torch.empty(shape, dtype=dtype)
 
     def capture(self, forward: Callable[[], None]) -> Graph:
-        return EagerGraph(forward)
+        """A recording; the forward itself where none can be made."""
+        try:
+            return Recording(forward)
+        except NotRecordable as reason:
+            log.warning("steps of decodes are not recorded: %s", reason)
+            return EagerGraph(forward)
 
     def free_memory(self) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "recorded.h"
 #include "rows.h"
 
 namespace mmserve {
@@ -593,7 +594,9 @@ void attend_step(const Step& step, int64_t layer, int64_t heads, const Heads& q,
                                            void* out) {                                                             \
         const int64_t dim = step->job.dim;                                                                          \
         mmserve::attend_step<T>(*step, layer, heads, {q, q_row, dim}, {k, k_row, dim}, {v, v_row, dim}, out);       \
-    }
+    }                                                                                                               \
+    MMSERVE_RECORDED(attend_##NAME)                                                                                 \
+    MMSERVE_RECORDED(attend_step_##NAME)
 
 FORMS(float, f32)
 FORMS(mmserve::bf16, bf16)

@@ -14,7 +14,8 @@ import torch
 from mmserve.models.ops.cpu import bf16_instructions
 from mmserve.models.ops.native import library
 from mmserve.models.ops.native.library import NativeUnavailable
-from mmserve.models.ops.native.ops import SUFFIXES, Kernel
+from mmserve.models.ops.native.ops import SUFFIXES
+from mmserve.models.ops.native.recording import Kernel
 
 # Queries are rows [row, row + rows) of q and of the result. They belong to a context of ``keys`` tokens, of
 # which the first query sees ``seen`` and each next one more, or all see all. Its runs are [run, run + runs).
@@ -119,13 +120,8 @@ def attend_segments(
         *(q.shape[1], k.shape[1], q.shape[2], 0, count),
         *(contexts.ctypes.data, runs.ctypes.data),
     )
-    kernels().attend[q.dtype](ctypes.byref(job))
+    kernels().attend[q.dtype](ctypes.addressof(job))
 
 
 def _declared(library_: ctypes.CDLL, name: str, *arguments: type) -> dict[torch.dtype, Kernel]:
-    found: dict[torch.dtype, Kernel] = {}
-    for dtype, suffix in SUFFIXES.items():
-        kernel = library_[f"{name}_{suffix}"]
-        kernel.argtypes, kernel.restype = arguments, None
-        found[dtype] = kernel
-    return found
+    return {dtype: Kernel(library_, f"{name}_{suffix}", *arguments) for dtype, suffix in SUFFIXES.items()}

@@ -14,6 +14,7 @@
 #endif
 
 #include "activations.h"
+#include "recorded.h"
 #include "rows.h"
 
 namespace {
@@ -398,3 +399,6 @@ MMSERVE_EXPORT bool int8_rows(const Weight* w, const int64_t* ids, int64_t count
     else rows(*w, ids, count, static_cast<bf16*>(out), threads);
     return true;
 }
+
+MMSERVE_RECORDED(int8_linear)
+MMSERVE_RECORDED(int8_rows)

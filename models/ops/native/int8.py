@@ -8,6 +8,7 @@ import torch
 from mmserve.models.ops.native import library
 from mmserve.models.ops.native.library import NativeUnavailable
 from mmserve.models.ops.native.linear import ACTS
+from mmserve.models.ops.native.recording import Kernel
 from mmserve.models.ops.quantized import GROUP, PlainInt8Linear
 
 _WIDE = {torch.float32: 1, torch.bfloat16: 0}
@@ -51,13 +52,11 @@ class NativeInt8Linear:
         kernels.int8_path.restype = ctypes.c_char_p
         kernels.int8_block.restype = number
         kernels.int8_pack.argtypes = (pointer, pointer, number, flag, flag)
-        kernels.int8_linear.argtypes = (
-            *(pointer, pointer, number, number, pointer),
-            *(flag, pointer, flag, flag),
-        )
-        kernels.int8_rows.argtypes = (pointer, pointer, number, pointer, flag, flag)
-        kernels.int8_pack.restype = kernels.int8_linear.restype = None
-        kernels.int8_rows.restype = ctypes.c_bool
+        kernels.int8_pack.restype = None
+        linear = (pointer, pointer, number, number, pointer, flag, pointer, flag, flag)
+        self._linear = Kernel(kernels, "int8_linear", *linear)
+        rows = (pointer, pointer, number, pointer, flag, flag)
+        self._rows = Kernel(kernels, "int8_rows", *rows, result=ctypes.c_bool)
         self._kernels = kernels
         self.name = f"int8 (native, {kernels.int8_path().decode()})"
         self._check()
@@ -85,8 +84,8 @@ class NativeInt8Linear:
             raise ValueError(f"x is {list(x.shape)}, not [..., {weight.header.k}]")
         rows = _with_whole_rows(x if x.dim() == 2 else x.reshape(-1, weight.header.k))
         out = x.new_empty(*x.shape[:-1], weight.outputs)
-        self._kernels.int8_linear(
-            ctypes.byref(weight.header),
+        self._linear(
+            ctypes.addressof(weight.header),
             *(rows.data_ptr(), rows.stride(0), len(rows)),
             *(_address(bias, weight.outputs, x.dtype), ACTS[act]),
             *(out.data_ptr(), _WIDE[x.dtype], torch.get_num_threads()),
@@ -98,8 +97,8 @@ class NativeInt8Linear:
         is not there."""
         out = torch.empty(len(ids), weight.header.k, dtype=dtype)
         ids = ids.contiguous()
-        known = self._kernels.int8_rows(
-            ctypes.byref(weight.header),
+        known = self._rows(
+            ctypes.addressof(weight.header),
             *(ids.data_ptr(), len(ids), out.data_ptr(), _WIDE[dtype], torch.get_num_threads()),
         )
         if not known:

@@ -17,6 +17,7 @@
 
 #include "activations.h"
 #include "common.h"
+#include "recorded.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -36,11 +37,11 @@ constexpr long kAlone = 128 << 10;   // weights * (1 + rows / 16) up to which ot
 constexpr long kPieceFloats = 384 << 10;  // of x that are laid out at once: more would not stay in the cache
 constexpr long kSliceFloats = 96 << 10;   // of x that one panel after the other may pass through
 #if defined(__AVX512F__)
-constexpr int kRows = 14;            // rows of x in the kernel: 28 vectors of sums, of 32 registers
+constexpr int kRows = 14, kWholeRows = 14;  // of x in the kernel: 28 vectors of sums, of 32 registers
 #elif defined(__AVX2__)
-constexpr int kRows = 6;
+constexpr int kRows = 6, kWholeRows = 3;    // the second: with all outputs of a panel at once
 #else
-constexpr int kRows = 8;
+constexpr int kRows = 8, kWholeRows = 1;
 #endif
 
 // Memory that only grows, for what a thread needs again in its next call.
@@ -92,23 +93,30 @@ struct Fetch {
     int each;
 };
 
-// sums[R, 32] += x[R, depth] @ w[depth, 2 * kLanes], from nothing if ``first``. x lies in runs [depth / 16][R][16].
-template <int R> void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first, Fetch fetch) {
-    Floats low[R], high[R];
+// sums[R, 32] += x[R, depth] @ w[depth, V * 2 * kLanes], from nothing if ``first``. x lies in runs
+// [depth / 16][R][16].
+template <int R, int V> void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first, Fetch fetch) {
+    Floats low[R][V], high[R][V];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-        low[r] = first ? Floats{} : load<Floats>(sums + r * kWidth);
-        high[r] = first ? Floats{} : load<Floats>(sums + r * kWidth + kPairs);
-    }
-    const auto step = [&](const float* at) __attribute__((always_inline)) {
-        const Pair pair = widen_pairs(w);
-        w += kPairs;
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const float value = at[r * kRun];
-            low[r] += value * pair.low;
-            high[r] += value * pair.high;
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+            const float* at = sums + r * kWidth + v * kLanes;
+            low[r][v] = first ? Floats{} : load<Floats>(at);
+            high[r][v] = first ? Floats{} : load<Floats>(at + kPairs);
         }
+    const auto step = [&](const float* at) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+            const Pair pair = widen_pairs(w + v * kLanes);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const float value = at[r * kRun];
+                low[r][v] += value * pair.low;
+                high[r][v] += value * pair.high;
+            }
+        }
+        w += kPairs;
     };
     for (; depth >= kRun; depth -= kRun, x += R * kRun) {
         for (int i = 0; i < fetch.each; ++i, fetch.at += kPairs) __builtin_prefetch(fetch.at);
@@ -117,18 +125,23 @@ template <int R> void tile(const float* x, const uint32_t* w, float* sums, long 
     }
     for (int k = 0; k < depth; ++k) step(x + k);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-        store(sums + r * kWidth, low[r]);
-        store(sums + r * kWidth + kPairs, high[r]);
-    }
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) {
+            float* at = sums + r * kWidth + v * kLanes;
+            store(at, low[r][v]);
+            store(at + kPairs, high[r][v]);
+        }
 }
 
 using Tile = void (*)(const float*, const uint32_t*, float*, long, bool, Fetch);
 
-template <int... R> constexpr std::array<Tile, sizeof...(R)> tiles(std::integer_sequence<int, R...>) {
-    return {tile<R + 1>...};
+template <int V, int... R> constexpr std::array<Tile, sizeof...(R)> tiles(std::integer_sequence<int, R...>) {
+    return {tile<R + 1, V>...};
 }
-constexpr auto kTiles = tiles(std::make_integer_sequence<int, kRows>());
+constexpr int kParts = kPairs / kLanes;  // passes over the 32 outputs of a panel, as many as the vectors hold
+constexpr auto kTiles = tiles<1>(std::make_integer_sequence<int, kRows>());
+constexpr auto kWholeTiles = tiles<kParts>(std::make_integer_sequence<int, kWholeRows>());
 
 // A slice of a panel, read by the first of ``passes`` from memory and by the others from the cache; those fetch what
 // comes ``next``, each its share, so that memory is never waited for while there is something to compute.
@@ -142,13 +155,18 @@ struct Slice {
     }
 };
 
-constexpr int kHalves = kPairs / kLanes;  // passes over the 32 outputs of a panel, as many as the vectors hold
+// Passes over a slice for ``blocks`` blocks of altogether ``rows`` rows.
+inline long passes(long rows, long blocks) { return rows <= kWholeRows ? 1 : blocks * kParts; }
 
 // Block ``b`` of the rows times a slice.
 inline void multiply(long rows, long b, const float* x, const Slice& s, float* sums, bool first) {
-    for (int h = 0; h < kHalves; ++h) {
-        const int v = h * kLanes;
-        kTiles[rows - 1](x, s.w + v, sums + v, s.depth, first, s.fetch(b * kHalves + h));
+    if (s.passes == 1) {
+        kWholeTiles[rows - 1](x, s.w, sums, s.depth, first, s.fetch(0));
+        return;
+    }
+    for (int i = 0; i < kParts; ++i) {
+        const int v = i * kLanes;
+        kTiles[rows - 1](x, s.w + v, sums + v, s.depth, first, s.fetch(b * kParts + i));
     }
 }
 
@@ -208,7 +226,7 @@ void multiply_panels(const Call& c, const Blocks& blocks, const float* x, float*
             for (long p = begin; p < begin + group; ++p) {
                 const uint32_t* w = c.panel(p) + k * kPairs;
                 const uint32_t* next = group > 1 ? w + c.inputs * kPairs : w + depth * kPairs;
-                const Slice slice{w, next, depth, blocks.count * kHalves};
+                const Slice slice{w, next, depth, passes(c.rows, blocks.count)};
                 for (long b = 0; b < blocks.count; ++b) {
                     const long first = blocks.start(b), size = blocks.size(b);
                     float* at = sums + (p - begin) * tiles + first * kWidth;
@@ -291,3 +309,5 @@ MMSERVE_EXPORT void linear_run(const bf16* x, long stride, long rows, long input
             threads);
     }
 }
+
+MMSERVE_RECORDED(linear_run)

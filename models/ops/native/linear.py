@@ -13,6 +13,7 @@ import torch
 
 from mmserve.models.ops.native import library
 from mmserve.models.ops.native.library import NativeUnavailable
+from mmserve.models.ops.native.recording import Kernel
 from mmserve.models.ops.reference import PlainLinear
 
 WIDTH = 32  # outputs of a panel, as in linear.cpp
@@ -88,12 +89,11 @@ def _address(bias: torch.Tensor | None, outputs: int) -> int | None:
 
 
 @cache
-def _kernels() -> tuple[Callable[..., None], Callable[..., None]]:
+def _kernels() -> tuple[Callable[..., None], Kernel]:
     """(linear_pack, linear_run) of linear.cpp."""
     native = library.load("linear")
     pointer, size, count = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    pack, run = native.linear_pack, native.linear_run
-    pack.argtypes = [pointer, size, size, pointer, count]
-    run.argtypes = [pointer, size, size, size, pointer, size, pointer, count, pointer, count]
-    pack.restype = run.restype = None
-    return pack, run
+    pack = native.linear_pack
+    pack.argtypes, pack.restype = [pointer, size, size, pointer, count], None
+    run = (pointer, size, size, size, pointer, size, pointer, count, pointer, count)
+    return pack, Kernel(native, "linear_run", *run)

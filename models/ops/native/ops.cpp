@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "recorded.h"
 #include "rows.h"
 
 namespace mmserve {
@@ -158,7 +159,12 @@ void rotate(T* x, int64_t stride, int64_t rows, int64_t heads, int64_t dim, cons
     MMSERVE_EXPORT void rotate_##NAME##_f32(T* x, int64_t stride, int64_t rows, int64_t heads, int64_t dim,         \
                                             const T* weight, float eps, const float* cos, const float* sin) {       \
         mmserve::rotate(x, stride, rows, heads, dim, weight, eps, cos, sin);                                        \
-    }
+    }                                                                                                               \
+    MMSERVE_RECORDED(rms_norm_##NAME)                                                                               \
+    MMSERVE_RECORDED(layer_norm_##NAME)                                                                             \
+    MMSERVE_RECORDED(silu_and_mul_##NAME)                                                                           \
+    MMSERVE_RECORDED(rotate_##NAME##_bf16)                                                                          \
+    MMSERVE_RECORDED(rotate_##NAME##_f32)
 
 FORMS(float, f32)
 FORMS(mmserve::bf16, bf16)

@@ -5,15 +5,14 @@ over a row are taken in another order. A row's result is the same whatever else 
 """
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
 
 import torch
 
 from mmserve.models.ops.native import library
+from mmserve.models.ops.native.recording import Kernel
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-Kernel = Callable[..., None]
 
 
 class NativeOps:
@@ -99,9 +98,8 @@ def _forms(
     """``name`` for each dtype that it takes, its arguments declared."""
     found: dict[torch.dtype, Kernel] = {}
     for dtype, suffix in SUFFIXES.items():
-        kernel = kernels[f"{name}_{suffix}" + (f"_{SUFFIXES[table]}" if table else "")]
-        kernel.argtypes, kernel.restype = arguments, None
-        found[dtype] = kernel
+        whole = f"{name}_{suffix}" + (f"_{SUFFIXES[table]}" if table else "")
+        found[dtype] = Kernel(kernels, whole, *arguments)
     return found
 
 

@@ -64,9 +64,16 @@ def test_batches_are_padded_to_their_bucket_with_token_0():
 def test_each_bucket_is_captured_once_and_replayed_over_the_same_buffers():
     decodes, model, _, device = graphs()
     for tokens in ([1], [2], [3, 4], [5, 6], [7]):
-        decodes.run(Flat(tokens))
-    assert device.captures == 2
+        assert decodes.run(Flat(tokens))[:, 0].tolist() == tokens
+    assert device.captures == len(model.addresses) == 2
     assert len({a for a, _ in model.addresses}) == 1
+
+
+def test_a_forward_that_cannot_be_recorded_runs_as_it_is_and_says_so(caplog):
+    decodes, model, _, _ = graphs()
+    model.forward = lambda inputs: torch.tensor([[int(inputs.token_ids[0])]])
+    assert [int(decodes.run(Flat([token]))[0, 0]) for token in (3, 4)] == [3, 4]
+    assert "not recorded" in caplog.text
 
 
 def test_a_backend_that_walks_its_plan_on_the_host_is_never_captured():

@@ -24,6 +24,8 @@ from helpers.equal_models import (
 )
 from helpers.qwen_pairs import Pair
 
+from mmserve.engine.runner.devices import CPUDevice, EagerGraph
+
 MANY = 2000
 
 
@@ -42,6 +44,11 @@ def alone(model):
 def test_answers_in_a_batch_are_those_of_each_alone(model, alone):
     assert model.answers(model.requests) == alone
     assert all(one.unlike(other) for one, other in zip(alone, alone[1:] + alone[:1], strict=True))
+
+
+def test_recorded_steps_answer_as_those_that_are_not(model, alone, monkeypatch):
+    monkeypatch.setattr(CPUDevice, "capture", lambda self, forward: EagerGraph(forward))
+    assert model.answers(model.requests) == alone
 
 
 @pytest.mark.parametrize("index", [TWO_PICTURES, TWO_PICTURES + 1])
