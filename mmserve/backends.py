@@ -27,12 +27,13 @@ def expected(config: Config) -> dict[str, Choice]:
     )
     names = dict(ops.names)
     linear = names.pop("linear")
+    attention = _attention(config, device["runs"], dtype["runs"])
     return {
         "device": device,
         "dtype": dtype,
-        "attention": _attention(config, device["runs"], dtype["runs"]),
+        "attention": attention,
         "vision attention": _vision_attention(device["runs"], dtype["runs"]),
-        "graphs": {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"},
+        "graphs": _graphs(attention["runs"]),
         "linear": {"runs": linear, "why": ops.linear_why},
         "operations": {"runs": names, "why": _operations(device["runs"], dtype["runs"])},
         "grammars": _grammars(config),
@@ -65,6 +66,12 @@ def _preprocessing(workers: int) -> Choice:
 def _attention(config: Config, device: str, dtype: str) -> Choice:
     runs, why = choose_attention(config.runner.attention_backend, torch.device(device), getattr(torch, dtype))
     return {"runs": runs, "why": why}
+
+
+def _graphs(attention: str) -> Choice:
+    if attention == "native":
+        return {"runs": "recorded steps of decodes", "why": "attention reads its plan from memory that stays"}
+    return {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"}
 
 
 def _vision_attention(device: str, dtype: str) -> Choice:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mmserve.core.device import Device, Event, Graph, Stream
+from mmserve.models.ops.native.library import NativeUnavailable
 from mmserve.models.ops.native.recording import NotRecordable, Recording
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class CPUDevice:
         """A recording; the forward itself where none can be made."""
         try:
             return Recording(forward)
-        except NotRecordable as reason:
+        except (NotRecordable, NativeUnavailable) as reason:
             log.warning("steps of decodes are not recorded: %s", reason)
             return EagerGraph(forward)
 
