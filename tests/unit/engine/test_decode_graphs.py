@@ -1,12 +1,16 @@
 """Decode steps read nothing but static buffers, and only what may be captured is captured."""
 
 import numpy as np
+import pytest
 import torch
 
+from mmserve.backends import expected
+from mmserve.core.config import Config
 from mmserve.engine.attention.base import Span
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.runner.decode import DecodeGraphs, buckets_up_to
 from mmserve.engine.runner.devices import CPUDevice
+from mmserve.models.ops.native import attention as native
 
 
 class Flat:
@@ -87,3 +91,12 @@ def test_a_backend_that_walks_its_plan_on_the_host_is_never_captured():
 def test_buckets_end_at_the_largest_batch():
     assert buckets_up_to(1) == [1]
     assert buckets_up_to(20) == [1, 2, 4, 8, 16, 20]
+
+
+@pytest.mark.parametrize(
+    ("attention", "graphs"), [("native", "recorded steps of decodes"), ("torch", "none")]
+)
+def test_what_is_recorded_is_told(attention, graphs):
+    if attention == "native" and native.unusable(torch.device("cpu"), torch.bfloat16):
+        pytest.skip("no kernels in C++ here")
+    assert expected(Config.of(attention_backend=attention))["graphs"]["runs"] == graphs
