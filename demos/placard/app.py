@@ -153,7 +153,8 @@ class Placard:
         return _json(_body(saved), 201, {"location": f"{pages.ROOT}/labels/{saved.id}"})
 
     async def listed(self, request: Request) -> Response:
-        limit = _number(request, "limit") or PAGE
+        limit = _number(request, "limit")
+        limit = PAGE if limit is None else limit
         if not 1 <= limit <= MOST_A_PAGE:
             raise InvalidRequest(f"limit must be from 1 to {MOST_A_PAGE}, not {limit}", param="limit")
         found, following = await asyncio.to_thread(self.store.page, limit, _number(request, "before"))
@@ -163,18 +164,26 @@ class Placard:
     async def label(self, request: Request) -> Response:
         """``ID`` is a page, ``ID.json`` the label, ``ID.jpg`` its picture, ``ID.svg`` the page's QR code."""
         name, _, kind = request.path_params["name"].partition(".")
-        if kind == "" and self._must_show_key(request):
-            return self._to_the_key(request)
+        if kind == "":
+            return await self._permalink(request, name)
         if kind == "jpg":
             return Response(await asyncio.to_thread(self.store.image, name), media_type="image/jpeg")
         saved = await asyncio.to_thread(self.store.get, name)
-        if kind == "":
-            return HTMLResponse(pages.permalink(saved, self._address(request, name), self._reads(request)))
         if kind == "json":
             return _json(_body(saved))
         if kind == "svg":
             return Response(pages.code(self._address(request, name)), media_type="image/svg+xml")
         raise NotFound(f"a label is there as a page, .json, .jpg and .svg, not .{kind[:20]}")
+
+    async def _permalink(self, request: Request, name: str) -> Response:
+        if self._must_show_key(request):
+            return self._to_the_key(request)
+        language = self._reads(request)
+        try:
+            saved = await asyncio.to_thread(self.store.get, name)
+        except NotFound:
+            return HTMLResponse(pages.missing(language), 404)
+        return HTMLResponse(pages.permalink(saved, self._address(request, name), language))
 
     async def delete(self, request: Request) -> Response:
         check_page(request)

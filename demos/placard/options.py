@@ -34,7 +34,7 @@ class PlacardOptions(Section):
     credit_line: str | None = option(None, "to whom it is owed; a loan from the present if not given")
     place: str | None = option(None, "where the placard hangs, which labels may speak of")
     auto: bool = option(True, "write by itself when the scene has changed and stands still")
-    still_s: float = option(1.0, "seconds that a scene must stand still for that", low=0.1, high=60.0)
+    still_s: float = option(0.6, "seconds that a scene must stand still for that", low=0.1, high=60.0)
     max_labels_per_min: int = option(12, "most labels that are written by themselves, or saved", low=1)
     saving: str = option(
         "ask",

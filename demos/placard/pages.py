@@ -19,8 +19,10 @@ WORDS = {
         "gallery": "Saved labels",
         "camera": "Back to the camera",
         "empty": "Nothing has been saved yet.",
+        "missing": "There is no such label here. It may have been deleted.",
         "open": "Open",
         "delete": "Delete",
+        "sure": "Delete for good?",
         "older": "Older",
         "newest": "Newest",
         "machine": "Written by a machine, {model}, on {day}. It can be wrong.",
@@ -30,8 +32,10 @@ WORDS = {
         "gallery": "Gespeicherte Schilder",
         "camera": "Zurück zur Kamera",
         "empty": "Noch ist nichts gespeichert.",
+        "missing": "Dieses Schild gibt es hier nicht. Vielleicht wurde es gelöscht.",
         "open": "Öffnen",
         "delete": "Löschen",
+        "sure": "Endgültig löschen?",
         "older": "Ältere",
         "newest": "Neueste",
         "machine": "Von einer Maschine geschrieben, {model}, am {day}. Sie kann sich irren.",
@@ -41,8 +45,10 @@ WORDS = {
         "gallery": "Cartels enregistrés",
         "camera": "Retour à la caméra",
         "empty": "Rien n’est encore enregistré.",
+        "missing": "Ce cartel n’est pas ici. Il a peut-être été supprimé.",
         "open": "Ouvrir",
         "delete": "Supprimer",
+        "sure": "Supprimer définitivement ?",
         "older": "Plus anciens",
         "newest": "Plus récents",
         "machine": "Écrit par une machine, {model}, le {day}. Elle peut se tromper.",
@@ -52,8 +58,10 @@ WORDS = {
         "gallery": "Cartelas guardadas",
         "camera": "Volver a la cámara",
         "empty": "Todavía no se ha guardado nada.",
+        "missing": "Esta cartela no está aquí. Quizá se eliminó.",
         "open": "Abrir",
         "delete": "Eliminar",
+        "sure": "¿Eliminar definitivamente?",
         "older": "Anteriores",
         "newest": "Más recientes",
         "machine": "Escrita por una máquina, {model}, el {day}. Puede equivocarse.",
@@ -63,8 +71,10 @@ WORDS = {
         "gallery": "Didascalie salvate",
         "camera": "Torna alla fotocamera",
         "empty": "Non è stato ancora salvato nulla.",
+        "missing": "Questa didascalia non è qui. Forse è stata eliminata.",
         "open": "Apri",
         "delete": "Elimina",
+        "sure": "Eliminare per sempre?",
         "older": "Precedenti",
         "newest": "Più recenti",
         "machine": "Scritta da una macchina, {model}, il {day}. Può sbagliare.",
@@ -74,8 +84,10 @@ WORDS = {
         "gallery": "保存したキャプション",
         "camera": "カメラに戻る",
         "empty": "まだ何も保存されていません。",
+        "missing": "このキャプションはありません。削除された可能性があります。",
         "open": "開く",
         "delete": "削除",
+        "sure": "完全に削除しますか？",
         "older": "以前のもの",
         "newest": "最新",
         "machine": "機械（{model}）が{day}に書きました。誤りがあるかもしれません。",
@@ -85,8 +97,10 @@ WORDS = {
         "gallery": "Kaydedilen etiketler",
         "camera": "Kameraya dön",
         "empty": "Henüz hiçbir şey kaydedilmedi.",
+        "missing": "Burada böyle bir etiket yok. Silinmiş olabilir.",
         "open": "Aç",
         "delete": "Sil",
+        "sure": "Kalıcı olarak silinsin mi?",
         "older": "Daha eski",
         "newest": "En yeni",
         "machine": "Bir makine yazdı: {model}, {day}. Yanılabilir.",
@@ -128,11 +142,19 @@ def permalink(saved: Saved, address: str, language: str) -> str:
     return _page("permalink", saved.label.title, language, main, ("placard", "gallery", "print"))
 
 
+def missing(language: str) -> str:
+    """In the place of a label's page where there is none."""
+    words = WORDS[language]
+    bar = _bar(words["gallery"], {"/": words["camera"], "/gallery": words["gallery"]})
+    main = f'{bar}\n<main>\n<p class="empty">{words["missing"]}</p>\n</main>'
+    return _page("permalink", words["gallery"], language, main, ("placard", "gallery"))
+
+
 def code(address: str) -> bytes:
     """A QR code as an SVG file of its own."""
     out = io.BytesIO()
     segno.make_qr(address, error="m").save(
-        out, kind="svg", scale=8, border=QUIET_ZONE, dark="#000", light="#fff", title=address
+        out, kind="svg", omitsize=True, border=QUIET_ZONE, dark="#000", light="#fff", title=address
     )
     return out.getvalue()
 
@@ -170,13 +192,14 @@ def _image(saved: Saved, lazy: bool = False) -> str:
 
 def _delete(saved: Saved, words: dict[str, str]) -> str:
     """A form, so that it works without a script; one that is there asks first."""
-    button = f'<button type="submit" data-delete="{saved.id}">{words["delete"]}</button>'
+    asks = f'data-delete="{saved.id}" data-ask="{words["sure"]}"'
+    button = f'<button type="submit" {asks}>{words["delete"]}</button>'
     return f'<form method="post" action="{ROOT}/labels/{saved.id}/delete">{button}</form>'
 
 
 def _code(address: str, title: str) -> str:
     inner = segno.make_qr(address, error="m").svg_inline(
-        scale=4, border=QUIET_ZONE, dark="#000", light="#fff", svgclass=None, lineclass=None
+        omitsize=True, border=QUIET_ZONE, dark="#000", light="#fff", svgclass=None, lineclass=None
     )
     return inner.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
 

@@ -120,7 +120,8 @@ def test_errors_below_it_have_the_shape_of_the_api(hang):
     assert code_of(web.put("/placard/labels")) == (405, "method_not_allowed")
     assert code_of(web.get("/placard/labels/abc.png")) == (404, "not_found")
     assert code_of(web.get("/placard/labels?before=x")) == (400, "invalid_value")
-    assert code_of(web.get("/placard/labels?limit=1000")) == (400, "invalid_value")
+    for limit in (0, 1000):
+        assert code_of(web.get(f"/placard/labels?limit={limit}")) == (400, "invalid_value")
 
 
 def test_a_fault_of_its_own_is_a_500_that_tells_nothing(hang, monkeypatch):
@@ -152,8 +153,11 @@ def test_a_label_is_saved_shown_and_deleted(hang):
     assert read_code(page.text) == read_code(web.get(body["qr_url"]).text) == f"{web.base_url}{body['url']}"
     assert FIELDS["title"] in web.get("/placard/gallery").text
     assert web.delete(body["url"]).status_code == 204
-    for suffix in ("", ".json", ".jpg", ".svg"):
+    for suffix in (".json", ".jpg", ".svg"):
         assert code_of(web.get(body["url"] + suffix)) == (404, "not_found")
+    gone = web.get(body["url"])
+    assert (gone.status_code, gone.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "may have been deleted" in gone.text
     assert code_of(web.delete(body["url"])) == (404, "not_found")
     assert web.get("/placard/labels").json()["labels"] == []
 

@@ -84,6 +84,7 @@ def test_the_gallery_deletes_by_a_form_and_leads_on_and_back():
     label = saved()
     read = Reader(pages.gallery([label], 7, False, "en"))
     assert read.all("form") == [{"method": "post", "action": f"/placard/labels/{label.id}/delete"}]
+    assert read.all("button") == [{"type": "submit", "data-delete": label.id, "data-ask": "Delete for good?"}]
     assert [each.get("rel") for each in read.all("a") if "rel" in each] == ["first", "next"]
     assert "/placard/gallery?before=7" in [each["href"] for each in read.all("a")]
 
