@@ -137,7 +137,8 @@ class PrepareDesk:
         """For whoever waits for ``key``: so without the place where one of them has the part, and without
         the deadline of one."""
         medium = await self.workers.see(structs.replace(part, param=None), request=request)
-        self.answers.keep(key, medium, pixels=not self._held(medium))
+        if not _of_a_series(part):
+            self.answers.keep(key, medium, pixels=not self._held(medium))
         self.metrics.stages(medium.stages)
         return medium
 
@@ -199,6 +200,11 @@ def _nbytes(value: Any) -> int:
     if isinstance(value, tuple):
         return sum(map(_nbytes, value))
     return len(value) if isinstance(value, bytes) else getattr(value, "nbytes", 0)
+
+
+def _of_a_series(part: MediaPart) -> bool:
+    """Whether ``part`` goes on from a camera's frame before it: nobody brings the same once more."""
+    return isinstance(part, VideoPart) and part.reference is not None
 
 
 def _recalled(medium: Medium, pixels: tuple[Pixels | None, ...]) -> Medium:

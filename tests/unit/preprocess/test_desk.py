@@ -358,3 +358,17 @@ async def test_an_error_keeps_nothing_of_its_request_alive(desk, workers):
 async def refused(desk, part):
     with suppress(MMServeError):
         await desk.prepare(chat(part))
+
+
+async def test_a_frame_that_goes_on_from_another_takes_no_room_among_early_answers(desk, workers):
+    """It brings what that one was, and nobody brings the same again; a session has thousands of them."""
+    frames = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), np.uint8)
+    first = await desk.look(VideoPart(frames=frames, video_pruning_rate=0.5))
+    kept = desk.stats()["early_answers"], desk.stats()["pixel_cache_bytes"]
+    for shade in range(3):
+        medium = await desk.look(
+            VideoPart(frames=frames ^ np.uint8(shade), video_pruning_rate=0.5, reference=first.reference)
+        )
+        assert medium.pixels[0] is not None
+    assert (desk.stats()["early_answers"], desk.stats()["pixel_cache_bytes"]) == kept
+    assert kept[0] == 1
