@@ -20,7 +20,7 @@ from mmserve.commands.evaluate import LONGEST_ANSWER, Result, markdown, print_wr
 from mmserve.commands.session import loaded
 from mmserve.core.config import from_arguments
 from mmserve.core.errors import MMServeError
-from mmserve.core.messages import ChatInput, Message, Part, SamplingParams, TextPart
+from mmserve.core.messages import ChatInput, Message, Part, SamplingParams, TextPart, VideoPart
 from mmserve.generation import whole
 from mmserve.live.desk import LiveDesk
 from mmserve.live.events import Closed, Event, FrameAck
@@ -36,9 +36,11 @@ from mmserve.service import Service
 AT_ONCE = 4
 WHOLE = {"window_items": 4096, "memory": 1024}  # nothing is dropped
 ALONE, UNDROPPED, DROPPED, REBASED, RESENT = "alone", "whole window", "dropped", "re-based", "re-sent"
-SPENT = ("drops", "rebases", "carried_tokens", "context_frames", "context_tokens")
+WINDOWS = (ALONE, UNDROPPED, DROPPED, REBASED, RESENT)
+RATES = (0.0, 0.5, 0.9)  # of tokens that show what was there before and may be left out
+SPENT = ("drops", "rebases", "carried_tokens", "context_frames", "pruned_tokens")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LONGEST_ANSWER)
-Figures = dict[str, list[dict[str, int]]]
+Figures = dict[str, list[dict[str, float]]]
 
 
 class Size(NamedTuple):
@@ -54,16 +56,38 @@ class Size(NamedTuple):
         return {"window_items": self.window, "memory": 1, "retention": 0.5}
 
 
-STILLS, CLIPS = Size(shots=8, window=6, positions=240), Size(shots=6, window=16, positions=480)
+STILLS, CLIPS = Size(shots=8, window=4, positions=200), Size(shots=6, window=16, positions=480)
 SIZES = {"count": STILLS, "name": STILLS, "motion": CLIPS, "before": CLIPS}
+
+
+class Said(NamedTuple):
+    """What was said, and the tokens of frames that it is about."""
+
+    text: str
+    tokens: int
 
 
 class Watched(NamedTuple):
     """What was said about the last shot; the session's ``stats``; its window, as turns to be sent again."""
 
-    text: str
+    said: Said
     stats: dict[str, Any]
     window: tuple[Message, ...]
+
+
+def pruned_session(rate: float) -> str:
+    return f"session, {rate:g}"
+
+
+def pruned_clip(rate: float) -> str:
+    return f"clip, {rate:g}"
+
+
+PRUNED = tuple(name(rate) for name in (pruned_session, pruned_clip) for rate in RATES)
+TABLES = {
+    "what became of the session's window": WINDOWS,
+    "the pruning rate, of a session whose window was dropped and of a clip": PRUNED,
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,8 +101,12 @@ def run(args: argparse.Namespace) -> int:
         told = {**report(service.model_name, results, wrong, seconds), "sessions": rows, "seed": args.seed}
         print(json.dumps(told, ensure_ascii=False))
         return 0
-    print("Right answers by what became of the session's window:\n\n" + markdown(results))
-    print(f"\n{service.model_name}: {len(results)} questions in {seconds:.1f} s; means over sessions:\n")
+    for words, conditions in TABLES.items():
+        shown = markdown([r for r in results if r.condition in conditions])
+        print(f"Right answers by {words}:\n\n{shown}\n")
+    print(
+        f"{service.model_name}: {len(results)} answers in {seconds:.1f} s; means of each, when asked last:\n"
+    )
     print(table.markdown(rows))
     print_wrong(wrong)
     return 0
@@ -111,11 +139,25 @@ async def judged(service: Service, kind: str, number: int, figures: Figures) -> 
         DROPPED: await watch(desk, shots, size.part),
         REBASED: await watch(desk.with_positions(size.positions), shots, size.part),
     }
-    for name, each in watched.items():
-        figures.setdefault(name, []).append({kind: each.stats[kind] for kind in SPENT})
-    said = {name: each.text for name, each in watched.items()}
+    watched[pruned_session(0)] = watched[DROPPED]
+    for rate in RATES[1:]:
+        watched[pruned_session(rate)] = await watch(desk, shots, {**size.part, "pruning_rate": rate})
+    said = {name: each.said for name, each in watched.items()}
     said[RESENT] = await sent(service, watched[DROPPED].window)
-    return [_result(shots[-1], condition, text) for condition, text in said.items()]
+    for rate in RATES:
+        said[pruned_clip(rate)] = await sent(service, _clip(shots[-1], rate))
+    for name, (_, tokens) in said.items():
+        stats = watched[name].stats if name in watched else {}
+        spent = {kind: stats[kind] for kind in SPENT if kind in stats}
+        figures.setdefault(name, []).append({"tokens": tokens, **spent})
+    return [_result(shots[-1], condition, text) for condition, (text, _) in said.items()]
+
+
+def _clip(shot: Example, rate: float) -> tuple[Message, ...]:
+    """The question about ``shot`` as a clip that is sent with it."""
+    (turn,) = shot.turns
+    clip = VideoPart(frames=shot.frames, fps=shot.fps, video_pruning_rate=rate)
+    return (Message("user", (clip, TextPart(turn.question))),)
 
 
 def _result(shot: Example, condition: str, said: str) -> Result:
@@ -123,9 +165,13 @@ def _result(shot: Example, condition: str, said: str) -> Result:
     return Result(turn.task, condition, judge(turn, said), turn.question, turn.answer, said)
 
 
-def _row(condition: str, sessions: Sequence[Mapping[str, int]]) -> dict[str, Any]:
-    means = {kind: sum(session[kind] for session in sessions) / len(sessions) for kind in SPENT}
-    return {"condition": condition, "sessions": len(sessions), **means}
+def _row(condition: str, asked: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Means; None for what a plain request does not have."""
+    means = {
+        kind: sum(each[kind] for each in asked) / len(asked) if kind in asked[0] else None
+        for kind in ("tokens", *SPENT)
+    }
+    return {"condition": condition, "asked": len(asked), **means}
 
 
 # ---------------------------------------------------------------- one session
@@ -146,7 +192,8 @@ async def watch(desk: LiveDesk, shots: Sequence[Example], window: Mapping[str, A
             (turn,) = shot.turns
             pieces = [p async for p in session.ask(turn.question, remember=shot is not shots[-1])]
             told.append((turn.question, "".join(piece.text for piece in pieces)))
-        return Watched(told[-1][1], session.stats(), _turns(session.context.trunk, told))
+        said = Said(told[-1][1], pieces[-1].usage.video_tokens)
+        return Watched(said, session.stats(), _turns(session.context.trunk, told))
     finally:
         await session.close()
 
@@ -198,8 +245,9 @@ def _turns(trunk: Trunk, told: Sequence[tuple[str, str]]) -> tuple[Message, ...]
     return (*turns, Message("user", (*parts, TextPart(asked))))
 
 
-async def sent(service: Service, turns: tuple[Message, ...]) -> str:
+async def sent(service: Service, turns: tuple[Message, ...]) -> Said:
     """What is answered to ``turns`` in a request of its own, of which nothing is cached."""
     name = f"eval-{uuid.uuid4().hex}"
     chat = ChatInput(request_id=name, messages=turns, sampling=GREEDY, cache_salt=name)
-    return (await whole(service, chat)).text
+    answer = await whole(service, chat)
+    return Said(answer.text, answer.usage.video_tokens)

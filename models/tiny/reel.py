@@ -15,7 +15,7 @@ from mmserve.models.tiny.scene import Scene, compose
 
 FPS = 2.0  # of all shots
 SIDE = 128
-STAY = 3  # frames of a scene that does not move
+STAY = 2  # frames of a scene that does not move
 GRAIN = 2.0  # of a sensor: the standard deviation of its noise, so that no two frames are alike
 GONE = ("changes", "disappears")  # what cannot be told from the last frame alone
 

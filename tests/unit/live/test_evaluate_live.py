@@ -8,11 +8,12 @@ from mmserve.cli import main
 from mmserve.commands.evaluate_live import (
     ALONE,
     DROPPED,
+    PRUNED,
     REBASED,
-    RESENT,
     SIZES,
     UNDROPPED,
     WHOLE,
+    WINDOWS,
     evaluate,
     judged,
     watch,
@@ -24,7 +25,7 @@ from mmserve.live.session import LiveSession
 from mmserve.live.window import Limits
 from mmserve.models.tiny.reel import FPS, KINDS, SIDE, reel
 
-CONDITIONS = [ALONE, UNDROPPED, DROPPED, REBASED, RESENT]
+CONDITIONS = {*WINDOWS, *PRUNED}
 
 
 class FakeDesk:
@@ -86,7 +87,8 @@ async def test_an_answer_is_right_word_for_word_in_every_condition_or_wrong(spec
     (turn,) = reel(kind, SIZES[kind].shots, 3)[-1].turns
     for said, right in ((turn.answer, True), ("A violet cube.", False)):
         results = await judged(FakeService(spec, [said]), kind, 3, {})
-        assert [result.condition for result in results] == CONDITIONS
+        assert [result.condition for result in results if result.condition in WINDOWS] == list(WINDOWS)
+        assert {result.condition for result in results} == CONDITIONS
         assert {(r.right, r.task, r.said, r.wanted) for r in results} == {(right, kind, said, turn.answer)}
 
 
@@ -113,8 +115,8 @@ async def test_as_many_reels_of_each_kind_are_asked_about_as_are_wanted(spec):
     again, _ = await evaluate(FakeService(spec, ["Two."]), 2, 7)
     other, _ = await evaluate(FakeService(spec, ["Two."]), 2, 8)
     assert [r.wanted for r in again] == [r.wanted for r in results] != [r.wanted for r in other]
-    assert [row["condition"] for row in rows] == CONDITIONS[:-1]
-    assert {row["sessions"] for row in rows} == {2 * len(KINDS)}
+    assert {row["condition"] for row in rows} == CONDITIONS
+    assert {row["asked"] for row in rows} == {2 * len(KINDS)}
 
 
 def test_how_many_questions_is_said_in_one_way(capsys):
@@ -137,6 +139,17 @@ async def test_the_window_is_sent_again_as_it_stands(spec):
         assert np.array_equal(clip.frames[0], frame)
     times = [clip.timestamps[0] for clip in clips]
     assert np.diff(times) == pytest.approx(1 / FPS)
+
+
+async def test_what_was_there_before_is_left_out_of_sessions_and_clips(spec):
+    """As far as each of them allows; of stills that hardly change, most."""
+    figures = {}
+    service = FakeService(spec, ["Two."])
+    await judged(service, "name", 5, figures)
+    left_out = [figures[f"session, {rate}"][0]["pruned_tokens"] for rate in ("0", "0.5", "0.9")]
+    assert left_out[0] == 0 < left_out[1] < left_out[2]
+    rates = [part.video_pruning_rate for chat in service.chats[-3:] for part in chat.messages[0].content[:1]]
+    assert rates == [0.0, 0.5, 0.9]
 
 
 async def test_a_frame_that_is_not_kept_ends_the_evaluation(spec, monkeypatch):
