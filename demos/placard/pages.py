@@ -137,7 +137,7 @@ def permalink(saved: Saved, address: str, language: str) -> str:
 <figure class="picture">{_image(saved)}</figure>
 {_label(saved, language)}
 <aside class="qr">{_code(address, words["scan"])}<p>{words["scan"]}</p></aside>
-<p class="actions">{_delete(saved, words)}</p>
+<div class="actions">{_delete(saved, words)}</div>
 </main>"""
     return _page("permalink", saved.label.title, language, main, ("placard", "gallery", "print"))
 
@@ -164,7 +164,7 @@ def _work(saved: Saved, language: str) -> str:
     return f"""<li class="work" id="{saved.id}">
 <a class="picture" href="{address}">{_image(saved, lazy=True)}</a>
 {_label(saved, language)}
-<p class="actions"><a href="{address}">{words["open"]}</a> {_delete(saved, words)}</p>
+<div class="actions"><a href="{address}">{words["open"]}</a> {_delete(saved, words)}</div>
 </li>"""
 
 

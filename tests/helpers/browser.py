@@ -73,11 +73,31 @@ class Page:
             raise PageError(thrown.get("description") or str(said["exceptionDetails"]))
         return said["result"].get("value")
 
+    async def until(self, expression, every_s=0.05):
+        """The value of ``expression`` as soon as it is true."""
+        while not (value := await self.evaluate(expression)):
+            await asyncio.sleep(every_s)
+        return value
+
+    async def go(self, address):
+        """Return when the page at ``address`` is there, with its scripts."""
+        await self.call("Page.navigate", url=address)
+        await self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    async def press(self, key):
+        """Press a key: a character, or the name of one such as Tab."""
+        code = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}.get(key) or ord(key.upper())
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+        name = "Space" if key == " " else key if len(key) > 1 else f"Key{key.upper()}"
+        what = {"key": key, "windowsVirtualKeyCode": code, "code": name}
+        await self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **what)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **what)
+
 
 @asynccontextmanager
-async def browser(address, film=None):
+async def browser(address, film=None, script=None):
     """A page at ``address``; its camera shows ``film`` (a .y4m file) again and again, or Chromium's own test
-    picture."""
+    picture. ``script`` runs before those of each page."""
     flags = [*FLAGS, *([f"--use-file-for-fake-video-capture={film}"] if film else [])]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
@@ -91,7 +111,10 @@ async def browser(address, film=None):
             async with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None) as devtools:
                 async with asyncio.timeout(START_S):
                     page = Page(devtools, await _tab(Page(devtools, None)))
-                    await _go(page, address)
+                    if script is not None:
+                        await page.call("Page.enable")
+                        await page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+                    await page.go(address)
                 yield page
         finally:
             process.terminate()
@@ -115,14 +138,6 @@ async def _tab(whole):
             if target["type"] == "page":
                 found = await whole.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
                 return found["sessionId"]
-        await asyncio.sleep(0.05)
-
-
-async def _go(page, address):
-    """Return when the page is there, with its scripts."""
-    await page.call("Page.navigate", url=address)
-    there = "document.readyState === 'complete' && location.href !== 'about:blank'"
-    while not await page.evaluate(there):
         await asyncio.sleep(0.05)
 
 

@@ -2,7 +2,7 @@
 
      use("de");
      t("privacy.saved", { folder: "/labels" });
-     translate(document);          // elements with data-t (text) and data-t-label (aria-label and tooltip) */
+     translate(document);          // elements with data-t (text) and data-t-label (aria-label) */
 
 export const NAMES = {
   en: "English",
@@ -42,6 +42,7 @@ export const WORDS = {
     "state.refused": "No camera",
     "state.no-camera": "No camera",
     "state.taken": "No camera",
+    "state.connecting": "Connecting",
     "state.lost": "Connecting",
     "state.busy": "Busy",
     "state.paused": "Closed",
@@ -152,6 +153,7 @@ export const WORDS = {
     "state.refused": "Keine Kamera",
     "state.no-camera": "Keine Kamera",
     "state.taken": "Keine Kamera",
+    "state.connecting": "Verbindet",
     "state.lost": "Verbindet",
     "state.busy": "Beschäftigt",
     "state.paused": "Geschlossen",
@@ -262,6 +264,7 @@ export const WORDS = {
     "state.refused": "Pas de caméra",
     "state.no-camera": "Pas de caméra",
     "state.taken": "Pas de caméra",
+    "state.connecting": "Connexion",
     "state.lost": "Connexion",
     "state.busy": "Occupé",
     "state.paused": "Fermé",
@@ -372,6 +375,7 @@ export const WORDS = {
     "state.refused": "Sin cámara",
     "state.no-camera": "Sin cámara",
     "state.taken": "Sin cámara",
+    "state.connecting": "Conectando",
     "state.lost": "Conectando",
     "state.busy": "Ocupado",
     "state.paused": "Cerrado",
@@ -482,6 +486,7 @@ export const WORDS = {
     "state.refused": "Senza fotocamera",
     "state.no-camera": "Senza fotocamera",
     "state.taken": "Senza fotocamera",
+    "state.connecting": "Si collega",
     "state.lost": "Si collega",
     "state.busy": "Occupato",
     "state.paused": "Chiuso",
@@ -592,6 +597,7 @@ export const WORDS = {
     "state.refused": "カメラなし",
     "state.no-camera": "カメラなし",
     "state.taken": "カメラなし",
+    "state.connecting": "接続中",
     "state.lost": "接続中",
     "state.busy": "混雑中",
     "state.paused": "閉館中",
@@ -702,6 +708,7 @@ export const WORDS = {
     "state.refused": "Kamera yok",
     "state.no-camera": "Kamera yok",
     "state.taken": "Kamera yok",
+    "state.connecting": "Bağlanıyor",
     "state.lost": "Bağlanıyor",
     "state.busy": "Meşgul",
     "state.paused": "Kapalı",
@@ -807,6 +814,5 @@ export function translate(root) {
   for (const element of root.querySelectorAll("[data-t]")) element.textContent = t(element.dataset.t);
   for (const element of root.querySelectorAll("[data-t-label]")) {
     element.setAttribute("aria-label", t(element.dataset.tLabel));
-    element.title = t(element.dataset.tLabel);
   }
 }

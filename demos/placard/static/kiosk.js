@@ -4,7 +4,7 @@ const SHIFT_MS = 60000;
 const SHIFTS = [[0, 0], [1, 0], [1, 1], [2, 1], [2, 2], [1, 2], [0, 2], [0, 1]]; // pixels, so that nothing burns in
 const DIM_MS = 10 * 60000; // without anything new
 const STUCK_MS = 60000; // of trouble, after which the page is loaded anew
-const TROUBLE = new Set(["lost", "busy", "no-camera", "taken", "refused", "asking"]);
+const TROUBLE = new Set(["lost", "busy", "no-camera", "taken", "refused", "asking", "connecting"]);
 const LOOK_MS = 5000;
 
 /* Keep the screen awake, move the page by a pixel now and then, dim it when nothing happens, and begin anew

@@ -17,6 +17,7 @@ const LONGEST_ALT = 200; // characters
 const FIRST_WORDS = 200; // figures that are kept
 const RETRY_MS = 3000;
 const NIGHT_MS = 20000; // between two looks at the clock
+const TELL_MS = 1000; // between two changes of figures that change all the time
 const MOVED_LATELY_MS = 4000; // beyond the time that a scene must be still: an older motion is not the cause
 
 const server = new Server();
@@ -131,6 +132,7 @@ async function watch() {
   $("view").srcObject = stream;
   await $("view").play().catch(() => {});
   offerCameras(track.getSettings().deviceId);
+  machine.on("open");
   look();
   connect();
 }
@@ -150,7 +152,7 @@ function connect() {
   const heed = (name, act) => line.addEventListener(name, ({ detail }) => mine === line && act(detail));
   heed("up", () => {
     figures.via = line.via;
-    if (["asking", "lost", "busy"].includes(machine.state)) machine.on("watch");
+    if (["connecting", "lost", "busy"].includes(machine.state)) machine.on("watch");
   });
   heed("down", () => machine.on("lose"));
   heed("full", () => machine.on("busy"));
@@ -158,7 +160,6 @@ function connect() {
   heed("ack", (ack) => {
     figures.frameAgeMs = Math.round(ack.age_ms);
     if (ack.kept) tally.add("looked");
-    tell();
   });
   heed("answer", bySelf);
 }
@@ -228,7 +229,7 @@ async function shoot() {
 
 /* A picture from a file takes the place of the camera's. */
 async function upload(file) {
-  if (!file || !setup || !machine.can("shutter")) return;
+  if (!file || !setup || inKiosk() || !machine.can("shutter")) return;
   let bitmap;
   try {
     bitmap = await createImageBitmap(file);
@@ -373,7 +374,18 @@ function freeze(canvas) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", canvas.getAttribute("aria-label") ?? t("picture.held"));
   canvas.hidden = old.hidden;
+  frame(canvas.width / canvas.height);
   if (old !== canvas) old.replaceWith(canvas);
+}
+
+/* The frame has the shape of what it holds. */
+function frame(aspect) {
+  document.documentElement.style.setProperty("--aspect", Math.min(2.2, Math.max(0.5, aspect)));
+}
+
+function frameCamera() {
+  const { videoWidth, videoHeight } = $("view");
+  if (!machine.frozen && videoWidth && videoHeight) frame(videoWidth / videoHeight);
 }
 
 function jpeg(canvas) {
@@ -422,6 +434,10 @@ async function unlock(event) {
   machine.on("again");
 }
 
+function inKiosk() {
+  return document.body.classList.contains("kiosk");
+}
+
 function ask(dialog) {
   if (!document.querySelector("dialog[open]")) $(dialog).showModal();
 }
@@ -453,11 +469,12 @@ function listen() {
     return machine.can("again") ? machine.on("again") : watch();
   };
   $("unlock").onsubmit = unlock;
+  $("view").onresize = frameCamera;
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
     const field = event.target.closest("input, select, textarea, dialog");
     const presses = event.key === " " && event.target.closest("button, a, summary");
-    if (field || presses || !(event.key in KEYS)) return;
+    if (field || presses || !(event.key in KEYS) || (inKiosk() && !" h".includes(event.key))) return;
     event.preventDefault();
     KEYS[event.key]();
   });
@@ -485,8 +502,8 @@ function furnish() {
   $("automatic").checked = automatic();
   document.documentElement.dataset.light = $("light").value = chosen.get("light") ?? "system";
   document.body.dataset.saving = setup.saving;
+  if (kiosk && !inKiosk()) careFor(machine, server);
   document.body.classList.toggle("kiosk", kiosk);
-  if (kiosk) careFor(machine, server);
   fill($("camera"), [["", t("set.camera.default")]], "");
   invite();
   enable();
@@ -584,7 +601,8 @@ function change() {
   document.body.dataset.state = state;
   document.body.classList.toggle("frozen", machine.frozen);
   $("still").hidden = !machine.frozen;
-  $("view").hidden = machine.frozen;
+  $("view").setAttribute("aria-hidden", machine.frozen);
+  frameCamera();
   $("hint").textContent = state === "empty" ? t("note.empty") : "";
   $("notice").hidden = !NOTICES.has(state);
   if (NOTICES.has(state)) {
@@ -601,7 +619,6 @@ function change() {
 function enable() {
   const { frozen } = machine;
   caption("hold", frozen ? "do.release" : "do.hold");
-  $("hold").setAttribute("aria-pressed", frozen);
   $("hold").disabled = !frozen && !machine.can("hold");
   caption("shutter", frozen ? "do.retake" : "do.shutter");
   $("shutter").disabled = !stream || !machine.can("shutter");
@@ -652,6 +669,7 @@ setInterval(() => {
   }
 }, NIGHT_MS);
 
+setInterval(tell, TELL_MS);
 window.placard = { figures, machine };
 use(known(navigator.languages));
 translate(document);

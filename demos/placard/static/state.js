@@ -1,6 +1,6 @@
 /* What the page is doing: one machine, whose states are the only ones there are.
 
-   A camera is watched (looking, still, empty), a label is written (writing, or developing where its picture has
+   A camera is asked for, and the server (asking, connecting); it is watched (looking, still, empty), a label is written (writing, or developing where its picture has
    been taken: by the shutter, or from a file), and is held beside its picture (held). What keeps the page from
    that has a state of its own each, with a message and a way on. */
 
@@ -11,7 +11,8 @@ const HINDERED = { ask: "asking", shutter: "developing", lose: "lost", pause: "p
 
 export const TABLE = {
   starting: { ...AWAY, insecure: "insecure", absent: "no-camera", shutter: "developing" },
-  asking: { ...AWAY, watch: "looking", insecure: "insecure", refuse: "refused", absent: "no-camera", taken: "taken", shutter: "developing" },
+  asking: { ...AWAY, open: "connecting", insecure: "insecure", refuse: "refused", absent: "no-camera", taken: "taken", shutter: "developing" },
+  connecting: { ...AWAY, watch: "looking", shutter: "developing" },
   looking: { ...WATCHING, rest: "still", blank: "empty" },
   still: { ...WATCHING, move: "looking", blank: "empty" },
   empty: { ...WATCHING, write: "empty", see: "looking" },
