@@ -59,7 +59,7 @@ gpu-check: $(STAMP)
 
 # Cameras of a real browser; without chromium (the Debian package) it is skipped, and says so.
 browser-check: $(STAMP)
-	$(BIN)/python -m pytest -rs tests/e2e/test_browser.py tests/e2e/test_browser_whip.py
+	$(BIN)/python -m pytest -rs tests/e2e/test_browser.py tests/e2e/test_browser_whip.py tests/e2e/test_placard_browser.py
 
 clean:
 	rm -rf $(VENV) $(TREE) build *.egg-info

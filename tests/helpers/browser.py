@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ FLAGS = (
     "--allow-loopback-in-peer-connection",
 )
 CHROMIUM = os.environ.get("MMSERVE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-START_S, END_S = 60.0, 20.0
+START_S, END_S, ANSWER_S = 60.0, 20.0, 5.0
 
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium on the path nor in MMSERVE_CHROMIUM; Debian's package has it"
@@ -74,10 +74,13 @@ class Page:
         return said["result"].get("value")
 
     async def until(self, expression, every_s=0.05):
-        """The value of ``expression`` as soon as it is true."""
-        while not (value := await self.evaluate(expression)):
+        """The value of ``expression`` as soon as it is true, on this page or one that takes its place."""
+        while True:
+            with suppress(TimeoutError):  # what is asked of a page while it is left may find no answer
+                async with asyncio.timeout(ANSWER_S):
+                    if value := await self.evaluate(expression):
+                        return value
             await asyncio.sleep(every_s)
-        return value
 
     async def go(self, address):
         """Return when the page at ``address`` is there, with its scripts."""
