@@ -7,6 +7,7 @@ import torch
 
 from mmserve.core.messages import TokenLogprob
 from mmserve.engine.sampling.block import NO_TOKEN, Block, Records, rows_index
+from mmserve.engine.sampling.drawn import Drawn, on_device, on_host
 from mmserve.engine.sampling.edits import Rows
 from mmserve.engine.sampling.greedy import greedy
 from mmserve.engine.sampling.history import History
@@ -50,6 +51,13 @@ class SamplingBatch:
         if self.requests != requests or self.age == self.ends:
             return False
         return self.plain or all(r.steering is not None for r in self._steered)
+
+    def draw(self, logits: torch.Tensor) -> Drawn:
+        """As ``sample``, left on the device where nothing of it is the host's work."""
+        if self.plain and logits.device.type != "cpu":
+            self.age += 1
+            return on_device(logits.argmax(-1))
+        return on_host(*self.sample(logits), logits.device)
 
     def sample(self, logits: torch.Tensor) -> tuple[list[int], list[TokenLogprob | None]]:
         """The next token of each row of ``logits`` [R, vocab], and its log-probability if that is wanted;

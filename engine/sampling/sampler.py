@@ -5,13 +5,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from mmserve.core.messages import TokenLogprob
 from mmserve.engine.sampling.batch import SamplingBatch
+from mmserve.engine.sampling.drawn import Drawn, Sampled
 from mmserve.engine.sampling.history import History
 from mmserve.engine.sampling.slots import HELD, STEERED, Slots
 from mmserve.engine.scheduler.request import Request
-
-Sampled = tuple[int, TokenLogprob | None]
 
 
 class Sampler:
@@ -35,10 +33,18 @@ class Sampler:
 
         The token is NO_TOKEN where a request forbids them all; it must end then.
         """
-        if self._batch is None or not self._batch.fits(requests):
-            self._batch = self._made(requests, logits)
-        tokens, logprobs = self._batch.sample(logits)
+        tokens, logprobs = self._fitting(requests, logits).sample(logits)
         return list(zip(tokens, logprobs, strict=True))
+
+    def draw(self, logits: torch.Tensor, requests: Sequence[Request]) -> Drawn:
+        """As ``sample`` for steps in flight: tokens stay on the device where they can, and the requests have
+        places for them (``Request.reach``) before the next call, values only where ``needs_words``."""
+        return self._fitting(requests, logits).draw(logits)
+
+    def needs_words(self, requests: Sequence[Request]) -> bool:
+        """Whether a draw for ``requests`` reads on the host what each said last: forms of answers and bad
+        words do."""
+        return any(r.steering is not None or r.prepared.bad_words for r in requests)
 
     def forget(self, request: Request) -> None:
         """Free what is kept for a request that has ended."""
@@ -54,6 +60,11 @@ class Sampler:
         assert not left, f"the sampler remembers {len(left)} requests that are gone"
         for request, slot in self._slots.items():
             assert self._slots.records["step"][slot] == request.num_generated, "a token that was not counted"
+
+    def _fitting(self, requests: Sequence[Request], logits: torch.Tensor) -> SamplingBatch:
+        if self._batch is None or not self._batch.fits(requests):
+            self._batch = self._made(requests, logits)
+        return self._batch
 
     def _made(self, requests: Sequence[Request], logits: torch.Tensor) -> SamplingBatch:
         self._settle()
