@@ -25,6 +25,15 @@ class Span:
         return self.stop - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a plan may become: what buffers that stay are made for."""
+
+    heads: int  # of queries
+    max_decodes: int  # rows of the largest step of decodes
+    max_len: int  # tokens of the longest context
+
+
 class AttentionBackend(Protocol):
     """A ``models.forward.Attention`` that is told beforehand, once a step, who sits where.
 
