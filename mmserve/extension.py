@@ -29,7 +29,8 @@ class Extension:
     counts below ``path`` alone, and for what changes something only if a page of this server asks for it.
 
     With a ``certificate`` (the files of chain and key) all of the server speaks TLS. ``ready`` is called with
-    the server's URL when it has proved that it answers; it must not block.
+    the server's URL when it has proved that it answers; it must not block. Where its pages ``show_cameras``
+    by WebRTC, if that is installed, a process waits for the first of them from the start.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Extension:
     cookie: str | None = None
     certificate: tuple[Path, Path] | None = None
     ready: Callable[[str], None] = lambda url: None
+    show_cameras: bool = False
 
     def opens(self, scope: Scope) -> bool:
         """Whether a request needs no key, since it reads what the application shows to everybody."""

@@ -72,7 +72,7 @@ class Exhibition:
         if self.options.kiosk and self.options.saving == "off":
             logging.getLogger("mmserve.access").setLevel(logging.WARNING)  # counts are all that is told
         placard = create_placard(self.options, self.store, host, self.counts)
-        return replace(placard, certificate=self.certificate, ready=self.show)
+        return replace(placard, certificate=self.certificate, ready=self.show, show_cameras=True)
 
     def show(self, url: str) -> None:
         """Say where the placard hangs, and open the browser."""
@@ -85,7 +85,10 @@ class Exhibition:
             )
         if not self.options.https and self.config.server.host in NO_PLACE:
             print("  phones show their camera to https alone: add --https", flush=True)
-        if self.browser and _has_display():
+        print("  ctrl-C takes it down", flush=True)
+        if self.browser and not _has_display():
+            print("  open that address in a browser: there is no display here to open one on", flush=True)
+        elif self.browser:
             threading.Thread(target=self._open, args=(url,), daemon=True).start()
 
     def _open(self, url: str) -> None:

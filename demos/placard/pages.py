@@ -12,10 +12,12 @@ import segno
 from mmserve.demos.placard.store import Saved
 
 ROOT = "/placard"
+FONT = "instrument-sans-latin.woff2"
 QUIET_ZONE = 4  # modules around a QR code, which readers need
 
 WORDS = {
     "en": {
+        "brand": "Art placard",
         "gallery": "Saved labels",
         "camera": "Back to the camera",
         "empty": "Nothing has been saved yet.",
@@ -29,6 +31,7 @@ WORDS = {
         "scan": "Scan to open this label",
     },
     "de": {
+        "brand": "Museumsschild",
         "gallery": "Gespeicherte Schilder",
         "camera": "Zurück zur Kamera",
         "empty": "Noch ist nichts gespeichert.",
@@ -42,6 +45,7 @@ WORDS = {
         "scan": "Scannen, um dieses Schild zu öffnen",
     },
     "fr": {
+        "brand": "Cartel d’exposition",
         "gallery": "Cartels enregistrés",
         "camera": "Retour à la caméra",
         "empty": "Rien n’est encore enregistré.",
@@ -55,6 +59,7 @@ WORDS = {
         "scan": "Scannez pour ouvrir ce cartel",
     },
     "es": {
+        "brand": "Cartela de museo",
         "gallery": "Cartelas guardadas",
         "camera": "Volver a la cámara",
         "empty": "Todavía no se ha guardado nada.",
@@ -68,6 +73,7 @@ WORDS = {
         "scan": "Escanee para abrir esta cartela",
     },
     "it": {
+        "brand": "Didascalia da museo",
         "gallery": "Didascalie salvate",
         "camera": "Torna alla fotocamera",
         "empty": "Non è stato ancora salvato nulla.",
@@ -81,6 +87,7 @@ WORDS = {
         "scan": "Inquadra per aprire questa didascalia",
     },
     "ja": {
+        "brand": "美術館のキャプション",
         "gallery": "保存したキャプション",
         "camera": "カメラに戻る",
         "empty": "まだ何も保存されていません。",
@@ -94,6 +101,7 @@ WORDS = {
         "scan": "読み取るとこのキャプションが開きます",
     },
     "tr": {
+        "brand": "Müze etiketi",
         "gallery": "Kaydedilen etiketler",
         "camera": "Kameraya dön",
         "empty": "Henüz hiçbir şey kaydedilmedi.",
@@ -131,7 +139,7 @@ def gallery(labels: Sequence[Saved], following: int | None, first: bool, languag
 def permalink(saved: Saved, address: str, language: str) -> str:
     """A label's own page, whose QR code leads to ``address``."""
     words = WORDS[language]
-    bar = _bar(words["gallery"], {"/": words["camera"], "/gallery": words["gallery"]})
+    bar = _bar(words["brand"], {"/": words["camera"], "/gallery": words["gallery"]})
     main = f"""{bar}
 <main>
 <figure class="picture">{_image(saved)}</figure>
@@ -145,7 +153,7 @@ def permalink(saved: Saved, address: str, language: str) -> str:
 def missing(language: str) -> str:
     """In the place of a label's page where there is none."""
     words = WORDS[language]
-    bar = _bar(words["gallery"], {"/": words["camera"], "/gallery": words["gallery"]})
+    bar = _bar(words["brand"], {"/": words["camera"], "/gallery": words["gallery"]})
     main = f'{bar}\n<main>\n<p class="empty">{words["missing"]}</p>\n</main>'
     return _page("permalink", words["gallery"], language, main, ("placard", "gallery"))
 
@@ -171,7 +179,10 @@ def _work(saved: Saved, language: str) -> str:
 def _label(saved: Saved, language: str) -> str:
     label = saved.label
     title, date = escape(label.title), escape(label.date)
-    machine = WORDS[language]["machine"].format(model=saved.model, day=saved.saved_at[:10])
+    day = saved.saved_at[:10]
+    told = WORDS[language]["machine"].format(
+        model=escape(saved.model), day=f'<time datetime="{day}">{day}</time>'
+    )
     return f"""<article class="label" lang="{escape(saved.language)}">
 <p class="maker">{escape(label.maker)}</p>
 <h2 class="work-line"><cite class="title">{title}</cite>, <span class="date">{date}</span></h2>
@@ -179,7 +190,7 @@ def _label(saved: Saved, language: str) -> str:
 <p class="dimensions">{escape(label.dimensions)}</p>
 <p class="credit">{escape(label.credit_line)}</p>
 <p class="text">{escape(label.text)}</p>
-<p class="machine" lang="{language}">{escape(machine)}</p>
+<p class="machine" lang="{language}">{told}</p>
 </article>"""
 
 
@@ -222,6 +233,7 @@ def _page(kind: str, title: str, language: str, inner: str, styles: Sequence[str
 <meta name="robots" content="noindex">
 <title>{escape(title)}</title>
 <link rel="icon" href="{ROOT}/static/icon.svg">
+<link rel="preload" href="{ROOT}/static/fonts/{FONT}" as="font" type="font/woff2" crossorigin>
 {sheets}
 <script type="module" src="{ROOT}/static/gallery.js"></script>
 </head>

@@ -38,6 +38,7 @@ class Settings:
             "alt_question": tiny.QUESTION if host.bundled else None,
             "alt_first": host.bundled,
             "pictures": host.bundled,
+            "samples": tiny.SAMPLES if host.bundled else (),
             "sampling": {"temperature": 0} if host.bundled else {},  # else as the model's makers advise
             "model": host.model,
             "keyed": host.keyed,

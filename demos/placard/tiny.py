@@ -21,6 +21,7 @@ QUESTION = "Describe this image."
 VOICE = Voice("tiny", "tiny-vl's own", "the bundled model knows one way to write", "")
 UNKNOWN = "Unknown"  # how it was taught to name what it does not know
 FIELDS = ("title", "medium", "date", "text")
+SAMPLES = ("cat", "rabbit", "tea")  # pictures of its world, to try: static/samples/NAME.jpg
 
 # Its descriptions are made of few forms (``mmserve/models/tiny/captions.py``).
 _WHOLE = re.compile(r"(?P<what>.+?),? (?:on|of) an? (?P<ground>\w+) ground\.")

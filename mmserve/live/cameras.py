@@ -263,6 +263,10 @@ class Cameras:
         task.add_done_callback(lambda done: self._jobs.get(camera, set()).discard(done))
         return task
 
+    def expect(self) -> None:
+        """A WebRTC client will come: have a process wait for it."""
+        self._spare.begin()
+
     async def watch(self) -> None:
         """End those whose time is up; never returns."""
         while True:

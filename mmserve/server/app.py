@@ -58,6 +58,7 @@ def create_app(service: Generator, config: Config, beside: Extension | None = No
     app.state.cameras = Cameras(service.live, config, lambda: app.state.drain.begun)
     app.state.cameras.converse = partial(_converse, app)
     app.state.links = set()
+    app.state.expects_cameras = beside is not None and beside.show_cameras and whip.INSTALLED
     rest = (chat, responses, completions, tokenize, captions, library, models, health, metrics)
     for part in (*rest, realtime, cameras, whip, mjpeg, static):
         app.include_router(part.router)
@@ -97,6 +98,8 @@ async def _living(app: FastAPI) -> AsyncIterator[None]:
 
     Cameras are looked after; they end, and the desk's connections are closed, at the end.
     """
+    if app.state.expects_cameras:
+        app.state.cameras.expect()
     jobs = [asyncio.create_task(work) for work in (app.state.readiness.watch(), app.state.cameras.watch())]
     try:
         with counted(app.state.cameras, app.state.links, app.state.service.metrics.registry):

@@ -84,7 +84,7 @@ def test_another_model_has_all_voices(start):
 
 def test_the_browser_is_opened_where_it_would_be_seen(start):
     process, url = start("--kiosk", "--screen", display=True)
-    lines = {process.stdout.readline().strip() for _ in range(3)}
+    lines = {process.stdout.readline().strip() for _ in range(4)}
     assert {f"opened {url}?kiosk", f"opened {url}?screen"} <= lines
     ended(process)
 
@@ -94,6 +94,28 @@ def test_no_browser_is_opened_where_it_is_not_wanted_or_not_seen(start, flags, d
     process, _ = start(*flags, display=display)
     out, _ = ended(process)
     assert "opened http" not in out
+
+
+def test_who_waits_for_a_browser_where_there_is_no_display_is_told_to_open_one(start):
+    process, _ = start()
+    lines = [process.stdout.readline().strip() for _ in range(3)]
+    assert lines[-1].startswith("open that address in a browser")
+
+
+def test_a_process_waits_for_the_first_camera_from_the_start(start):
+    pytest.importorskip("aiortc")
+    process, _ = start()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not any(b"live.sources.whip" in _command(pid) for pid in children.read_text().split()):
+        assert process.poll() is None
+    ended(process)
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_over_https_it_has_a_certificate_of_its_own(start, tmp_path):

@@ -49,5 +49,9 @@ def read_code(svg):
         else:
             pixels[y, x : x + int(values[0])] = 0
             x += int(values[0])
-    large = cv2.resize(pixels, None, fx=8, fy=8, interpolation=cv2.INTER_NEAREST)
-    return cv2.QRCodeDetector().detectAndDecode(large)[0]
+    for scale in (8, 5, 11):  # OpenCV overlooks one code in a hundred, but seldom twice
+        for turns in range(4):
+            large = cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=cv2.INTER_NEAREST)
+            if said := cv2.QRCodeDetector().detectAndDecode(np.rot90(large, turns).copy())[0]:
+                return said
+    return ""

@@ -36,6 +36,7 @@ let begun = []; // moments at which labels were begun by themselves
 let rest = null; // a timer, while the page rests from writing
 let woken = false; // somebody has opened it for this night
 let watches = 0; // how often a camera was opened
+const second = QUERY.has("screen"); // this is a second display, which shows the label alone
 
 // ---------------------------------------------------------------- what is chosen
 
@@ -109,7 +110,7 @@ async function begin() {
     return setTimeout(() => machine.on("again"), RETRY_MS);
   }
   furnish();
-  if (QUERY.has("screen")) return showScreen({ server, wall, channel, given: given() });
+  if (second) return showScreen({ server, wall, channel, given: given(), invite });
   if (closedUntil(setup.night) && !woken) return machine.on("pause");
   await watch();
 }
@@ -152,7 +153,8 @@ function connect() {
   const heed = (name, act) => line.addEventListener(name, ({ detail }) => mine === line && act(detail));
   heed("up", () => {
     figures.via = line.via;
-    if (["connecting", "lost", "busy"].includes(machine.state)) machine.on("watch");
+    if (["connecting", "lost"].includes(machine.state)) machine.on("watch");
+    else if (machine.state === "busy" && !writing?.waits) machine.on("watch");
   });
   heed("down", () => machine.on("lose"));
   heed("full", () => machine.on("busy"));
@@ -224,10 +226,10 @@ async function shoot() {
   const shot = seen();
   freeze(shot.picture);
   machine.on("shutter");
-  await write({ answer: line.ask(voice().question), movedAt, ...shot });
+  await write({ answer: line.ask(voice().question), movedAt, taken: true, ...shot });
 }
 
-/* A picture from a file takes the place of the camera's. */
+/* A picture from a file (or an <img>) takes the place of the camera's. */
 async function upload(file) {
   if (!file || !setup || inKiosk() || !machine.can("shutter")) return;
   let bitmap;
@@ -241,13 +243,14 @@ async function upload(file) {
   bitmap.close();
   freeze(picture);
   machine.on("shutter");
-  await write({ movedAt, picture, cells: null });
+  await write({ movedAt, picture, cells: null, taken: true });
 }
 
 /* Have a label written about `picture`, and show it as it comes. `answer` are pieces about the camera, where the
-   model can be asked so; `movedAt` is when the scene came to rest, for `stillMs` until that was certain. */
-async function write({ answer = null, movedAt, stillMs = 0, picture, cells }) {
-  const mine = { card: null, movedAt, stillMs, picture, cells, voice: voice().id, language: tongue().id, seenAt: new Date().toISOString(), reader: new LabelReader(), alt: null };
+   model can be asked so; `movedAt` is when the scene came to rest, for `stillMs` until that was certain. The
+   picture was `taken` by somebody, or is what a camera happened to see. */
+async function write({ answer = null, movedAt, stillMs = 0, picture, cells, taken = false }) {
+  const mine = { card: null, movedAt, stillMs, picture, cells, taken, waits: false, voice: voice().id, language: tongue().id, seenAt: new Date().toISOString(), reader: new LabelReader(), alt: null };
   writing = mine;
   enable();
   try {
@@ -261,7 +264,7 @@ async function write({ answer = null, movedAt, stillMs = 0, picture, cells }) {
     await complete(mine, finish === "stop" && mine.reader.done);
   } catch (error) {
     mine.card?.finish(false);
-    if (mine === writing) failed(error);
+    if (mine === writing) failed(mine, error);
   }
   if (mine === writing) machine.on("done");
 }
@@ -302,6 +305,7 @@ function show(mine, grown) {
 
 function hang(mine) {
   const now = performance.now();
+  if (machine.state === "busy") machine.on(mine.taken ? "shutter" : "write"); // there was room at last
   wall.hang(mine.card);
   figures.swaps += 1;
   figures.sinceMotionMs = Math.round(now - mine.movedAt);
@@ -335,13 +339,23 @@ function name(mine) {
   mine.picture.setAttribute("aria-label", words);
 }
 
-function failed(error) {
+function failed(mine, error) {
   if (BUSY.has(error.code)) {
+    mine.waits = true;
     machine.on("busy");
-    setTimeout(() => line?.up && machine.state === "busy" && machine.on("watch"), RETRY_MS);
-  } else if (error.code !== "connection_lost") {
-    say(t("say.failed", { message: error.message }));
+    return setTimeout(() => anew(mine), RETRY_MS);
   }
+  if (machine.state === "busy") machine.on(line?.up ? "watch" : "again");
+  if (error.code !== "connection_lost") say(t("say.failed", { message: error.message }));
+}
+
+/* Write what there was no room for: about the picture that was taken, or else about what is seen now. */
+function anew(mine) {
+  if (mine !== writing || machine.state !== "busy") return;
+  const movedAt = performance.now();
+  if (mine.taken) return write({ movedAt, taken: true, picture: mine.picture, cells: mine.cells });
+  if (!line?.up || !automatic() || eye.blank) return machine.on(line?.up ? "watch" : "again");
+  return write({ answer: line.ask(voice().question), movedAt, ...seen() });
 }
 
 /* Write by itself again; what has changed since the last label does not wait for another change. */
@@ -497,7 +511,6 @@ function furnish() {
   const kiosk = setup.kiosk || QUERY.has("kiosk");
   const usual = kiosk ? [] : navigator.languages; // in an exhibition the house chooses
   speak(chosen.get("language") ?? known([QUERY.get("lang") ?? "", ...usual, setup.language ?? "en"]));
-  fill($("voice"), setup.voices.map((each) => [each.id, each.name, each.available === false]), voice().id);
   fill($("language"), Object.entries(NAMES), document.documentElement.lang);
   $("automatic").checked = automatic();
   document.documentElement.dataset.light = $("light").value = chosen.get("light") ?? "system";
@@ -505,7 +518,7 @@ function furnish() {
   if (kiosk && !inKiosk()) careFor(machine, server);
   document.body.classList.toggle("kiosk", kiosk);
   fill($("camera"), [["", t("set.camera.default")]], "");
-  invite();
+  if (!second) invite();
   enable();
 }
 
@@ -548,13 +561,13 @@ function speak(language) {
   $("written").textContent = tongue().id === document.documentElement.lang ? "" : t("set.written", { language: tongue().name });
   const kept = { all: "privacy.all", ask: "privacy.saved" }[setup.saving] ?? "privacy.off";
   $("privacy-saved").textContent = t(kept, { folder: setup.folder ?? "" });
+  fill($("voice"), setup.voices.map((each) => [each.id, t(`voice.${each.id}`), each.available === false]), voice().id);
   note();
   change();
-  if (wall.card?.invites) invite();
 }
 
 function note() {
-  $("voice-note").textContent = voice().note ?? "";
+  $("voice-note").textContent = t(`voice.${voice().id}.note`);
 }
 
 function fill(select, options, value) {
@@ -568,16 +581,41 @@ async function offerCameras(current = $("camera").value) {
   fill($("camera"), names.length ? names : [["", t("set.camera.default")]], current);
 }
 
-/* What hangs on the wall before the first label. */
+/* What hangs on the wall before the first label, by whether there is a camera; a model that knows little has
+   pictures to try. */
 function invite() {
   if (wall.card && !wall.card.invites) return;
+  const blind = HINDERED.has(machine.state);
+  const few = setup.samples.length > 0 && !inKiosk() && !second;
+  const said = [];
+  if (!(blind && few)) said.push(t(blind ? "invite.upload" : automatic() ? "invite.text" : "invite.shutter"));
+  if (few) said.push(t(blind ? "invite.known.upload" : "invite.known"));
+  const invites = [document.documentElement.lang, ...said].join("\n");
+  if (wall.card?.invites === invites) return;
   const card = new Card({}, document.documentElement.lang);
-  card.invites = true;
+  card.invites = invites;
   card.write("title", t("invite.title"));
-  card.write("text", t(automatic() ? "invite.text" : "invite.shutter"));
+  card.write("text", said.join(" "));
   card.finish(false);
   card.element.classList.add("invites");
+  if (few) card.element.append(samples());
   wall.hang(card);
+}
+
+/* Pictures of the model's world; each is a button by which it is taken. */
+function samples() {
+  const list = document.createElement("ul");
+  list.className = "samples";
+  list.setAttribute("aria-label", t("samples"));
+  for (const name of setup.samples) {
+    const image = Object.assign(new Image(), { src: `static/samples/${name}.jpg`, alt: t(`sample.${name}`) });
+    const button = Object.assign(document.createElement("button"), { type: "button", onclick: () => upload(image) });
+    button.append(image);
+    const item = document.createElement("li");
+    item.append(button);
+    list.append(item);
+  }
+  return list;
 }
 
 // ---------------------------------------------------------------- what is shown
@@ -593,6 +631,8 @@ const WAYS_ON = {
   locked: ["unlock"],
 };
 const NOTICES = new Set(["starting", "asking", ...Object.keys(WAYS_ON)]);
+const HINDERED = new Set(["insecure", "refused", "no-camera", "taken"]); // no camera, for whatever reason
+const WATCHED = new Set(["looking", "still", "empty", "writing"]); // the age of the picture is told
 
 /* Show the state that the machine is in. */
 function change() {
@@ -610,6 +650,8 @@ function change() {
     $("notice-text").textContent = t(`note.${state}.text`, { time: closedUntil(setup?.night) ?? "" });
   }
   for (const id of ["retry", "notice-upload", "unlock"]) $(id).hidden = !WAYS_ON[state]?.includes(id);
+  if (wall.card?.invites) invite();
+  $("notice-samples").replaceChildren(...(HINDERED.has(state) && wall.card?.finished && setup.samples.length ? [samples()] : []));
   $("retry").textContent = t(state === "paused" ? "do.wake" : "do.retry");
   enable();
   tell();
@@ -636,9 +678,9 @@ function caption(id, key) {
 /* The small line. */
 function tell() {
   $("state").textContent = t(rest !== null && ["looking", "still"].includes(machine.state) ? "state.resting" : `state.${machine.state}`);
-  $("age").textContent = figures.frameAgeMs === null ? "" : t("figure.age", { ms: figures.frameAgeMs });
+  $("age").textContent = figures.frameAgeMs === null || !WATCHED.has(machine.state) ? "" : t("figure.age", { ms: figures.frameAgeMs });
   $("first").textContent = figures.firstWordMs === null ? "" : t("figure.first", { ms: figures.firstWordMs });
-  $("via").textContent = { webrtc: "WebRTC", websocket: "websocket" }[figures.via] ?? "";
+  $("via").textContent = (line?.up && { webrtc: "WebRTC", websocket: "websocket" }[figures.via]) || "";
 }
 
 let silence = null;

@@ -5,7 +5,7 @@ import { Card } from "./card.js";
 const LOOK_MS = 5000;
 const LIVE_MS = 60000; // for which what this browser writes goes before what is saved
 
-export function showScreen({ server, wall, channel, given }) {
+export async function showScreen({ server, wall, channel, given, invite }) {
   document.body.classList.add("screen");
   let shown = { number: null, id: null, at: -Infinity };
 
@@ -28,6 +28,7 @@ export function showScreen({ server, wall, channel, given }) {
     const saved = await server.newest().catch(() => null);
     if (saved && saved.id !== shown.id) show({ ...saved, whole: true });
   };
-  look();
-  return setInterval(look, LOOK_MS);
+  await look();
+  if (wall.card === null) invite();
+  setInterval(look, LOOK_MS);
 }

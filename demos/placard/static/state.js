@@ -1,8 +1,9 @@
 /* What the page is doing: one machine, whose states are the only ones there are.
 
-   A camera is asked for, and the server (asking, connecting); it is watched (looking, still, empty), a label is written (writing, or developing where its picture has
-   been taken: by the shutter, or from a file), and is held beside its picture (held). What keeps the page from
-   that has a state of its own each, with a message and a way on. */
+   A camera is asked for, and the server (asking, connecting); it is watched (looking, still, empty), a label is
+   written (writing, or developing where its picture has been taken: by the shutter, or from a file), and is held
+   beside its picture (held). What keeps the page from that has a state of its own each, with a message and a
+   way on. */
 
 /* state: { event: the state after it }. Events that are not named change nothing. */
 const AWAY = { ask: "asking", lose: "lost", busy: "busy", lock: "locked", pause: "paused" };
@@ -24,7 +25,7 @@ export const TABLE = {
   "no-camera": HINDERED,
   taken: HINDERED,
   lost: { ...AWAY, watch: "looking", again: "starting" },
-  busy: { ...AWAY, watch: "looking", again: "starting", shutter: "developing" },
+  busy: { ...AWAY, watch: "looking", again: "starting", write: "writing", shutter: "developing" },
   locked: { again: "starting", lose: "lost" },
   paused: { again: "starting" },
 };

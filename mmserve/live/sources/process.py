@@ -56,13 +56,19 @@ class CameraProcess:
 
 
 class Spare:
-    """From the first WebRTC client on a process waits for the next one, so that this does not wait for it."""
+    """From ``begin``, or else the first WebRTC client, on a process waits for the next one, which then does not
+    wait for it: what it has to load takes seconds."""
 
     def __init__(self, options: CameraOptions, media: MediaOptions, hang_s: float) -> None:
         self._options = options
         self._hello = WhipHello(options, media)
         self._hang_s = hang_s
         self._starting: asyncio.Task[CameraProcess] | None = None
+
+    def begin(self) -> None:
+        """Have one wait for the first client, too."""
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
 
     async def take(self) -> CameraProcess:
         """The process that waits, or a new one; another begins to wait."""

@@ -31,6 +31,27 @@ async def test_a_client_that_leaves_early_takes_nothing_from_the_next_one():
         await second.end()
 
 
+async def test_the_first_client_is_given_what_has_been_begun_before(monkeypatch):
+    begun = []
+    start = CameraProcess.start
+
+    async def noted(*given):
+        begun.append(await start(*given))
+        return begun[-1]
+
+    monkeypatch.setattr(CameraProcess, "start", noted)
+    async with asyncio.timeout(PATIENCE_S), waiting_room() as spare:
+        spare.begin()
+        while not begun:
+            await asyncio.sleep(0.01)
+        [waiting] = begun
+        await waiting.child.ready()
+        spare.begin()
+        process = await spare.take()
+        assert process is waiting, "once is enough, and it is taken"
+        await process.end()
+
+
 async def test_who_waits_for_a_process_that_is_ended_is_told_so():
     async with asyncio.timeout(PATIENCE_S), waiting_room() as spare:
         process = await spare.take()
