@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 
 import torch
 
-from mmserve.models.layers.rope import RopeTable, frequencies, table
+from mmserve.models.layers.rope import RopeTable, frequencies
+from mmserve.models.ops.reference import rope_table
 
 Grid = tuple[int, int]
 
@@ -56,7 +57,7 @@ def coordinates(grid: Grid, merge: int) -> torch.Tensor:
 def axial_rope(coordinates: torch.Tensor, head_dim: int, theta: float) -> RopeTable:
     """Rotary table of patches: a quarter of head_dim turns with the row, a quarter with the column, twice."""
     angles = coordinates[:, :, None].float() * frequencies(head_dim // 2, theta)
-    return table(angles.flatten(1), torch.float32)
+    return rope_table(angles.flatten(1), torch.float32)
 
 
 def windows(grid: Grid, merge: int, side: int) -> tuple[torch.Tensor, tuple[int, ...]]:

@@ -95,6 +95,8 @@ class PatchEmbed(Layer):
 
     def _embed(self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> Parts[torch.Tensor]:
         """Items with the same number of frames."""
+        if self.place.ops.embed_patches is not None:
+            return (yield from self._embed_uncut(pixels, grids))
         cut = [patch_rows(p, g, self.patch, self.merge) for p, g in zip(pixels, grids, strict=True)]
         raw = (cut[0] if len(cut) == 1 else torch.cat(cut)).to(self.place.device)
         out = torch.empty(raw.shape[0], *self.offset.shape, dtype=self.place.dtype, device=raw.device)
@@ -102,6 +104,19 @@ class PatchEmbed(Layer):
             values = raw[rows].to(self.place.dtype).sub_(CENTRE)
             out[rows] = self.place.ops.linear(values, self.packed[pixels[0].shape[0]], self.offset)
             yield 2.0 * values.numel() * out.shape[1]
+        return out
+
+    def _embed_uncut(
+        self, pixels: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]
+    ) -> Parts[torch.Tensor]:
+        """As ``_embed``, by a kernel that reads each item's pixels as they are: a part is an item."""
+        embed, weight = self.place.ops.embed_patches, self.packed[pixels[0].shape[0]]
+        assert embed is not None
+        sizes = [h * w for h, w in grids]
+        out = self.offset.new_empty(sum(sizes), *self.offset.shape)
+        for item, grid, rows in zip(pixels, grids, out.split(sizes), strict=True):
+            embed(item.to(self.place.device), grid, self.merge, weight, self.offset, rows)
+            yield 2.0 * weight.numel() * rows.shape[0]
         return out
 
     def _placed(self, values: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -16,6 +16,25 @@ class Attention(Protocol):
         All three may be strided views. Scale is ``head_dim ** -0.5``. Query row t of a request sees that
         request's tokens up to and including t. Returns [T, heads, head_dim].
         """
+
+
+class StoringAttention(Attention, Protocol):
+    """An ``Attention`` whose keys and values may be stored by whoever rotates the keys anyway:
+    ``forward`` is to put ``k, v`` where ``kv_slots`` says, and then to ``attend``."""
+
+    stores_fused: bool
+
+    def kv_slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(keys, values, slots) of the planned batch: two of [kv_heads, slots, head_dim], and where in them
+        each row goes, int [T], negative for rows that are not kept."""
+
+    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+        """What ``forward`` does when ``k, v`` are stored."""
+
+
+def storing(attention: Attention) -> StoringAttention | None:
+    """``attention`` if its keys and values may be stored for it."""
+    return cast(StoringAttention, attention) if getattr(attention, "stores_fused", False) else None
 
 
 @dataclass(frozen=True, slots=True)

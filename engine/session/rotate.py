@@ -3,8 +3,8 @@
 import torch
 
 from mmserve.models.config import TextConfig
-from mmserve.models.layers.rope import frequencies, table
-from mmserve.models.ops.reference import rope
+from mmserve.models.layers.rope import frequencies
+from mmserve.models.ops.reference import rope, rope_table
 
 
 def moved_back(keys: torch.Tensor, shift: int, config: TextConfig) -> torch.Tensor:
@@ -16,5 +16,5 @@ def moved_back(keys: torch.Tensor, shift: int, config: TextConfig) -> torch.Tens
     radians to 2e-3 only; the rotation is in float32, the result in the keys' dtype.
     """
     turns = frequencies(config.head_dim, config.rope_theta).double() * -shift
-    cos, sin = table(turns[None], torch.float32)
+    cos, sin = rope_table(turns[None], torch.float32)
     return rope(keys, cos.to(keys.device), sin.to(keys.device))

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from mmserve.models.config import TextConfig
-from mmserve.models.forward import Attention
+from mmserve.models.forward import Attention, storing
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.linear import Linear, MergedLinear
 from mmserve.models.layers.norm import HeadNorm
@@ -15,6 +15,7 @@ class DecoderAttention(nn.Module):
     """Projections, optional norm of the heads, rotary positions.
 
     What the projection wrote is rotated where it lies; attention reads queries, keys and values from there.
+    For one that lets others store, keys and values are put into the pool in the same pass.
     """
 
     def __init__(self, config: TextConfig, layer: int, place: Placement) -> None:
@@ -36,7 +37,12 @@ class DecoderAttention(nn.Module):
         """[T, hidden] -> the same, or only its ``rows`` int64 [R]: [R, hidden]."""
         qkv = self.qkv(x).view(-1, *self.shape)
         norm = None if self.qk_norm is None else self.qk_norm.weight
-        self.ops.rotate_heads(qkv, self.split[0] + self.split[1], norm, self.eps, *rope)
-        q, k, v = qkv.split(self.split, 1)
-        out = attention.forward(q, k, v, self.layer).flatten(1)
+        if (stored := storing(attention)) is not None:
+            keys, values, slots = stored.kv_slots(self.layer)
+            self.ops.rotate_store(qkv, self.split, norm, self.eps, rope, (keys, values), slots)
+            out = stored.attend(qkv[:, : self.split[0]], self.layer)
+        else:
+            self.ops.rotate_heads(qkv, self.split[0] + self.split[1], norm, self.eps, *rope)
+            out = attention.forward(*qkv.split(self.split, 1), self.layer)
+        out = out.flatten(1)
         return self.o_proj(out if rows is None else out.index_select(0, rows))

@@ -52,17 +52,18 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, place: Placement) -> None:
         super().__init__()
         text = config.text
+        self.ops = place.ops
         self.embed_tokens = Embedding(text.vocab_size, text.hidden_size, place)
         self.layers = nn.ModuleList(DecoderLayer(text, i, place) for i in range(text.num_layers))
         self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, place)
         self.lm_head = head(self.embed_tokens, config.tie_word_embeddings, place)
-        self.rope = MRope(text, place.device)
+        self.rope = MRope(text, place)
 
     def embed(self, inputs: ForwardInput) -> torch.Tensor:
         """Token embeddings [T, hidden], those under vision items replaced by the encoder's."""
         hidden = self.embed_tokens(inputs.token_ids)
         if inputs.vision is not None:
-            hidden.index_copy_(0, inputs.vision.rows, inputs.vision.features[:, 0])
+            self.ops.scatter_rows(hidden, inputs.vision.rows, inputs.vision.features[:, 0])
         return hidden
 
     def logits(

@@ -3,6 +3,7 @@
 import torch
 
 from mmserve.models.config import TextConfig
+from mmserve.models.layers.base import Placement
 
 RopeTable = tuple[torch.Tensor, torch.Tensor]
 
@@ -10,15 +11,6 @@ RopeTable = tuple[torch.Tensor, torch.Tensor]
 def frequencies(dim: int, theta: float) -> torch.Tensor:
     """``theta ** (-2j / dim)`` for j in [0, dim / 2), float32."""
     return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
-
-
-def table(angles: torch.Tensor, dtype: torch.dtype) -> RopeTable:
-    """(cos, sin), each [T, 1, 2 * width], of angles [T, width]; the first half of sin is negated.
-
-    With it, rotating x is ``x * cos + roll(x, width) * sin``.
-    """
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
 
 
 def mrope_axes(section: tuple[int, int, int], interleaved: bool, width: int) -> torch.Tensor:
@@ -38,12 +30,12 @@ def mrope_axes(section: tuple[int, int, int], interleaved: bool, width: int) -> 
 class MRope:
     """The decoder's rotary positions."""
 
-    def __init__(self, config: TextConfig, device: torch.device) -> None:
+    def __init__(self, config: TextConfig, place: Placement) -> None:
         width = config.head_dim // 2
-        self.frequencies = frequencies(config.head_dim, config.rope_theta).to(device)
-        self.axes = mrope_axes(config.mrope_section, config.mrope_interleaved, width).to(device)
+        self.frequencies = frequencies(config.head_dim, config.rope_theta).to(place.device)
+        self.axes = mrope_axes(config.mrope_section, config.mrope_interleaved, width).to(place.device)
+        self.ops = place.ops
 
     def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> RopeTable:
         """The table of positions int64 [3, T]."""
-        angles = positions.index_select(0, self.axes).T.float() * self.frequencies
-        return table(angles, dtype)
+        return self.ops.mrope(positions, self.frequencies, self.axes, dtype)

@@ -49,6 +49,52 @@ def rotate_heads(
     part.copy_(rope(part if weight is None else rms_norm(part, weight, eps), cos, sin))
 
 
+def rotate_store(
+    heads: torch.Tensor,
+    split: tuple[int, int, int],
+    weight: torch.Tensor | None,
+    eps: float,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    pool: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+) -> None:
+    """``rotate_heads`` of the queries and keys of heads [T, sum(split), dim], ``split`` into queries, keys
+    and values; then keys and values of row t become slot ``slots[t]`` of ``pool``, two of [kv_heads, slots,
+    dim].
+
+    ``slots`` int [T] is negative for rows that are not kept.
+    """
+    rotate_heads(heads, split[0] + split[1], weight, eps, *tables)
+    _, k, v = heads.split(split, 1)
+    kept = slots >= 0
+    for stored, new in zip(pool, (k, v), strict=True):
+        stored[:, slots[kept].long()] = new[kept].transpose(0, 1)
+
+
+def mrope(
+    positions: torch.Tensor, frequencies: torch.Tensor, axes: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin) [T, 1, dim] of positions int64 [3, T], as ``rope`` takes them: frequency j of [dim / 2]
+    turns by the position on ``axes[j]``."""
+    return rope_table(positions.index_select(0, axes).T.float() * frequencies, dtype)
+
+
+def rope_table(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cos, sin), each [T, 1, 2 * width], of angles [T, width]; the first half of sin is negated."""
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
+
+
+def scatter_rows(target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> None:
+    """Rows ``rows`` int64 [V] of target [T, width] become those of features [V, width]. No row twice."""
+    target.index_copy_(0, rows, features)
+
+
+def scatter_add_rows(target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> None:
+    """As ``scatter_rows``, but what is there stays and they are added to it."""
+    target.index_add_(0, rows, features)
+
+
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     """``weight * (x - mean) / sqrt(variance + eps) + bias`` over the last axis, rounded once."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)

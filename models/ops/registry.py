@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from mmserve.models.ops.native.library import NativeUnavailable
 from mmserve.models.ops.native.linear import NativeLinear
 from mmserve.models.ops.native.ops import SUFFIXES, native_ops
 from mmserve.models.ops.quantized import PlainInt8Linear
+from mmserve.models.ops.triton import runtime
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,7 @@ Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 AddNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 LayerNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
 Rotate = Callable[[torch.Tensor, int, torch.Tensor | None, float, torch.Tensor, torch.Tensor], None]
+Scatter = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class LinearOp(Protocol):
@@ -43,11 +46,47 @@ class QuantizedLinearOp(LinearOp, Protocol):
         """Rows ``ids`` int64 [T] of what ``pack`` returned, [T, in] in ``dtype``."""
 
 
+class RotateStore(Protocol):
+    def __call__(
+        self,
+        heads: torch.Tensor,
+        split: tuple[int, int, int],
+        weight: torch.Tensor | None,
+        eps: float,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        pool: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> None:
+        """See ``reference.rotate_store``."""
+
+
+class MRopeTable(Protocol):
+    def __call__(
+        self, positions: torch.Tensor, frequencies: torch.Tensor, axes: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``reference.mrope``."""
+
+
+class EmbedPatches(Protocol):
+    def __call__(
+        self,
+        pixels: torch.Tensor,
+        grid: tuple[int, int],
+        merge: int,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Embed uint8 [frames, H, W, C] of (h, w) patches into ``out`` [h * w, hidden], by the folded weight
+        [hidden, frames * patch * patch * C] and bias [hidden] of ``encoders/patch_embed.py``."""
+
+
 @dataclass(frozen=True)
 class Ops:
     """The chosen form of each operation; ``names`` tells which, ``linear_why`` why that linear layer.
 
-    ``quantized`` takes the place of ``linear`` in all layers but the patch embedding, if it is there.
+    ``quantized`` takes the place of ``linear`` in all layers but the patch embedding, if it is there. Without
+    ``embed_patches``, patches are cut by torch and embedded by ``linear``.
     """
 
     rms_norm: Norm
@@ -55,20 +94,45 @@ class Ops:
     layer_norm: LayerNorm
     silu_and_mul: Callable[[torch.Tensor], torch.Tensor]
     rotate_heads: Rotate
+    rotate_store: RotateStore
+    mrope: MRopeTable
+    scatter_rows: Scatter
+    scatter_add_rows: Scatter
+    embed_patches: EmbedPatches | None
     linear: LinearOp
     names: Mapping[str, str]
     linear_why: str = "asked for"
     quantized: QuantizedLinearOp | None = None
 
 
-# Beside these each operation has a method of ``NativeOps``: the form "native".
-_FORMS: dict[str, dict[str, Callable]] = {
+_FORMS: dict[str, dict[str, Callable | None]] = {
     "rms_norm": {"torch": reference.rms_norm, "cpu": cpu.rms_norm},
     "add_rms_norm": {"torch": reference.add_rms_norm, "cpu": cpu.add_rms_norm},
     "layer_norm": {"torch": reference.layer_norm},
     "silu_and_mul": {"torch": reference.silu_and_mul},
     "rotate_heads": {"torch": reference.rotate_heads, "cpu": cpu.rotate_heads},
+    "rotate_store": {"torch": reference.rotate_store},
+    "mrope": {"torch": reference.mrope},
+    "scatter_rows": {"torch": reference.scatter_rows},
+    "scatter_add_rows": {"torch": reference.scatter_add_rows},
+    "embed_patches": {"torch": None},
 }
+# The form "native" of some of them is a method of ``NativeOps``; the form "triton" of all is a function in a
+# module of ``models/ops/triton``.
+_NATIVE_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "silu_and_mul", "rotate_heads")
+_TRITON_OPS = {
+    "rms_norm": "norms",
+    "add_rms_norm": "norms",
+    "layer_norm": "norms",
+    "silu_and_mul": "activations",
+    "rotate_heads": "rotary_kv",
+    "rotate_store": "rotary_kv",
+    "mrope": "rotary_kv",
+    "scatter_rows": "scatter",
+    "scatter_add_rows": "scatter",
+    "embed_patches": "patches",
+}
+_TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ONEDNN = cpu.OneDNNLinear()
 _NATIVE = NativeLinear()
 _CPU_LINEAR: dict[str, cpu.OneDNNLinear | NativeLinear] = {"onednn": _ONEDNN, "native": _NATIVE}
@@ -77,6 +141,11 @@ _CPU_LINEAR: dict[str, cpu.OneDNNLinear | NativeLinear] = {"onednn": _ONEDNN, "n
 def reference_ops() -> Ops:
     """The oracle: every operation in its plain torch form."""
     return _ops(dict.fromkeys(_FORMS, "torch"), reference.PlainLinear(), "asked for")
+
+
+def triton_ops() -> Ops:
+    """Every operation as a Triton kernel, with torch's matrix products. ImportError without Triton."""
+    return _ops(dict.fromkeys(_FORMS, "triton"), reference.PlainLinear(), "asked for")
 
 
 def choose_ops(
@@ -111,14 +180,27 @@ def native_unusable(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def triton_unusable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why Triton's kernels cannot run the operations here; None when they can."""
+    if device.type != "cuda":
+        return "they run on a GPU only"
+    return f"they do not compute {dtype}" if dtype not in _TRITON_DTYPES else runtime.unusable(device)
+
+
 def _small(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """The form of each operation beside the linear layers."""
-    reason = native_unusable(device, dtype)
-    if reason is None:
-        return dict.fromkeys(_FORMS, "native")
+    plain = {op: device.type if device.type in forms else "torch" for op, forms in _FORMS.items()}
     if device.type == "cpu":
-        log.warning("norms, activations and rotary positions run in torch; in C++ they cannot: %s", reason)
-    return {op: device.type if device.type in forms else "torch" for op, forms in _FORMS.items()}
+        reason, fast = native_unusable(device, dtype), dict.fromkeys(_NATIVE_OPS, "native")
+    else:
+        reason, fast = triton_unusable(device, dtype), dict.fromkeys(_FORMS, "triton")
+    if reason is None:
+        return plain | fast
+    kernels = "C++" if device.type == "cpu" else "Triton"
+    log.warning(
+        "norms, activations and rotary positions run in torch; in %s they cannot: %s", kernels, reason
+    )
+    return plain
 
 
 def _linear(device: torch.device, dtype: torch.dtype, wanted: str) -> tuple[LinearOp, str]:
@@ -183,5 +265,9 @@ def _ops(names: dict[str, str], linear: LinearOp, why: str) -> Ops:
     return Ops(**chosen, linear=linear, names={**names, "linear": linear.name}, linear_why=why)
 
 
-def _form(op: str, name: str) -> Callable:
-    return getattr(native_ops(), op) if name == "native" else _FORMS[op][name]
+def _form(op: str, name: str) -> Callable | None:
+    if name == "native":
+        return getattr(native_ops(), op)
+    if name == "triton":
+        return getattr(import_module(f"mmserve.models.ops.triton.{_TRITON_OPS[op]}"), op)
+    return _FORMS[op][name]

@@ -5,10 +5,13 @@ import torch
 from helpers.qwen_pairs import Pair
 
 from mmserve.engine.session.rotate import moved_back
+from mmserve.models.layers.base import Placement
 from mmserve.models.layers.rope import MRope
 from mmserve.models.ops.reference import rope
+from mmserve.models.ops.registry import reference_ops
 
 PLACES = 40
+PLACE = Placement(torch.device("cpu"), torch.float32, reference_ops())
 
 
 @pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -24,12 +27,12 @@ def positions(origin):
 
 def stored(keys, places, config, dtype=torch.float32):
     """As the model stores keys [T, heads, dim] at ``places``: rotated by its own tables, in its dtype."""
-    return rope(keys.to(dtype), *MRope(config, torch.device("cpu"))(places, dtype)).transpose(0, 1)
+    return rope(keys.to(dtype), *MRope(config, PLACE)(places, dtype)).transpose(0, 1)
 
 
 def exactly(keys, places, config):
     """The same in float64 throughout."""
-    own = MRope(config, torch.device("cpu"))
+    own = MRope(config, PLACE)
     angles = places.index_select(0, own.axes).T.double() * own.frequencies.double()
     turned = torch.complex(*keys.double().chunk(2, -1)) * torch.exp(1j * angles)[:, None]
     return torch.cat((turned.real, turned.imag), -1).transpose(0, 1)
