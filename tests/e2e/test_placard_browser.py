@@ -1,21 +1,35 @@
-"""The placard's page in a real browser with tiny-vl behind it. MMSERVE_SHOTS=FOLDER keeps its screenshots."""
+"""The placard's page in a real browser with tiny-vl behind it."""
 
 import asyncio
 import base64
-import functools
+import itertools
 import json
 import os
 import re
-from contextlib import asynccontextmanager, contextmanager
-from importlib.resources import files
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers import browser as helpers
-from helpers.browser import needs_browser, y4m
+from helpers.browser import needs_browser
+from helpers.placard_page import (
+    CUT,
+    NO_WEBRTC,
+    PATIENCE_S,
+    SAMPLES,
+    SOME,
+    SUBJECTS,
+    WATCH_THE_WALL,
+    check_access,
+    finished,
+    give_file,
+    look_as,
+    opened,
+    shoot,
+    shoot_all,
+    state,
+)
 from live_server import serving
-from PIL import Image
 
 from mmserve.core.config import Config
 from mmserve.demos.placard.app import create_placard
@@ -23,160 +37,10 @@ from mmserve.demos.placard.counts import Counts
 from mmserve.demos.placard.options import PlacardOptions
 from mmserve.demos.placard.settings import Host
 from mmserve.demos.placard.store import Store
-from mmserve.models import tiny
-from mmserve.service import Service
 
 pytestmark = needs_browser
 
-SAMPLES = Path(next(iter(tiny.__path__))) / "samples"
-SUBJECTS = {"cat": "cat.jpg", "apple": "apples.jpg", "rabbit": "circle-rabbit.jpg"}
-FRAME = (384, 256)
-SCENE_S = 3.5  # of each scene of a film
-PATIENCE_S = 120.0
-SIZES = {"phone": (390, 844), "laptop": (1280, 800), "wall": (1920, 1080)}
-AXE = files("axe_core_python").joinpath("axe.min.js")
 CHECKS = Path(__file__).parents[1] / "helpers" / "placard_modules.mjs"
-
-# Notes whatever hangs on the wall, and whether something always did from the first label on.
-WATCH_THE_WALL = """
-  window.seen = [];
-  window.bare = 0;
-  new MutationObserver(() => {
-    const hanging = document.querySelector("#stack > .label:not(.leaving)");
-    const words = (name) => hanging?.querySelector(name)?.textContent ?? "";
-    if (!words(".title") && !words(".text")) window.bare += 1;
-    if (hanging && !hanging.classList.contains("invites")) seen.push(`${words(".title")} ${words(".text")}`);
-  }).observe(document.getElementById("stack"), { subtree: true, childList: true, characterData: true });
-"""
-NO_WEBRTC = "delete window.RTCPeerConnection; delete window.webkitRTCPeerConnection;"
-# Websockets that a test can cut off and keep away.
-CUT = """
-  window.Plain = WebSocket;
-  window.sockets = [];
-  window.WebSocket = class extends Plain {
-    constructor(url, ...rest) {
-      super(window.away ? new URL("/nowhere", url) : url, ...rest);
-      sockets.push(this);
-    }
-  };
-"""
-
-
-def picture(name):
-    """A sample as a camera sees it, with its own ground around it. uint8 [H, W, 3]."""
-    if name is None:
-        return np.zeros((FRAME[1], FRAME[0], 3), np.uint8)
-    with Image.open(SAMPLES / name) as image:
-        image = image.convert("RGB")
-        image.thumbnail(FRAME)
-        whole = Image.new("RGB", FRAME, image.getpixel((4, 4)))
-        whole.paste(image, ((FRAME[0] - image.width) // 2, (FRAME[1] - image.height) // 2))
-    return np.asarray(whole)
-
-
-@pytest.fixture(scope="module")
-def film_of(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("films")
-
-    @functools.cache
-    def film(*names):
-        pictures = [picture(name) for name in names]
-        return y4m(folder / f"{'-'.join(map(str, names))}.y4m", pictures, each=int(10 * SCENE_S))
-
-    return film
-
-
-@pytest.fixture(scope="module")
-def service():
-    config = Config.of(webrtc_hosts="127.0.0.1", webrtc_private=True, drain_s=1)
-    service = Service.load(config)
-    yield service
-    service.close()
-
-
-@pytest.fixture
-def hang(service, tmp_path):
-    """The URL of a placard with these options."""
-
-    @contextmanager
-    def hang(**options):
-        options = PlacardOptions(folder=str(tmp_path / "labels"), still_s=0.5, **options)
-        store = Store(options.path)
-        store.prepare()
-        host = Host(service.model_name, bundled=True)
-        with serving(service, service.config, create_placard(options, store, host, Counts())) as url:
-            yield url
-
-    return hang
-
-
-@pytest.fixture
-def shots(tmp_path):
-    """Where screenshots go."""
-    folder = Path(os.environ.get("MMSERVE_SHOTS") or tmp_path / "shots")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@asynccontextmanager
-async def opened(address, film=None, script=None):
-    """A browser's page that has ``PATIENCE_S`` for everything."""
-    async with helpers.browser(address, film, script) as page, asyncio.timeout(PATIENCE_S):
-        await page.call("Emulation.setFocusEmulationEnabled", enabled=True)
-        await look_as(page, "laptop")
-        yield page
-
-
-async def look_as(page, size, light="light"):
-    width, height = SIZES[size]
-    sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
-    await page.call("Emulation.setDeviceMetricsOverride", **sizes)
-    features = [{"name": "prefers-color-scheme", "value": light}]
-    await page.call("Emulation.setEmulatedMedia", features=features)
-
-
-async def shoot(page, place):
-    shot = await page.call("Page.captureScreenshot", format="png")
-    place.write_bytes(base64.b64decode(shot["data"]))
-
-
-EVERY = tuple((size, light) for size in SIZES for light in ("light", "dark"))
-SOME = (("phone", "dark"), ("laptop", "light"))
-
-
-async def shoot_all(page, shots, name, ways=EVERY):
-    """The page at each size, by day and in the evening."""
-    for size, light in ways:
-        await look_as(page, size, light)
-        await asyncio.sleep(0.1)
-        await shoot(page, shots / f"{name}-{size}-{light}.png")
-    await look_as(page, "laptop")
-
-
-async def check_access(page):
-    """What axe-core has to say, with the contrast that labels are held to."""
-    if not await page.evaluate("Boolean(window.axe)"):
-        await page.evaluate(AXE.read_text(encoding="utf-8"))
-    rules = json.dumps({"color-contrast-enhanced": {"enabled": True}})
-    found = await page.evaluate(f"""axe.run({{ rules: {rules} }}).then(({{ violations }}) =>
-        violations.map(({{ id, nodes }}) => [id, ...nodes.map((node) => node.html.slice(0, 150)
-            + node.failureSummary)].join(" | ")))""")
-    assert found == []
-
-
-async def finished(page, word=""):
-    """Until a finished label with ``word`` hangs there; its text."""
-    return await page.until(f"""(() => {{
-        const card = document.querySelector("#stack > .label.finished:not(.leaving):not(.invites)");
-        return card && card.textContent.toLowerCase().includes("{word}") && card.innerText;
-    }})()""")
-
-
-async def state(page, *names):
-    return await page.until(
-        f"{json.dumps(names)}.includes(window.placard?.machine.state) && placard.machine.state"
-    )
-
 
 # ---------------------------------------------------------------- the whole way
 
@@ -360,12 +224,6 @@ async def test_whoever_has_no_camera_is_told_why_and_uploads(hang, shots, hindra
                 await state(page, "refused")
 
 
-async def give_file(page, path):
-    root = (await page.call("DOM.getDocument"))["root"]["nodeId"]
-    node = (await page.call("DOM.querySelector", nodeId=root, selector="#file"))["nodeId"]
-    await page.call("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
-
-
 async def test_a_server_that_was_away_is_found_again_and_the_label_stays(hang, film_of, shots):
     with hang() as url:
         async with opened(f"{url}/placard/?transport=ws", film_of("cat.jpg"), CUT) as page:
@@ -379,14 +237,14 @@ async def test_a_server_that_was_away_is_found_again_and_the_label_stays(hang, f
             assert "Cat on Green" in await finished(page)
 
 
-async def test_a_locked_gallery_asks_for_the_key_once(service, tmp_path, shots):
+async def test_a_locked_gallery_asks_for_the_key_once(tiny_service, tmp_path, shots):
     key = "k" * 20
     config = Config.of(api_key=key, webrtc_hosts="127.0.0.1", webrtc_private=True, drain_s=1)
     options = PlacardOptions(folder=str(tmp_path / "labels"))
     store = Store(options.path)
     store.prepare()
-    host = Host(service.model_name, bundled=True, keyed=True)
-    with serving(service, config, create_placard(options, store, host, Counts())) as url:
+    host = Host(tiny_service.model_name, bundled=True, keyed=True)
+    with serving(tiny_service, config, create_placard(options, store, host, Counts())) as url:
         async with opened(f"{url}/placard/?next=/placard/gallery") as page:
             await state(page, "locked")
             await shoot(page, shots / "locked.png")
@@ -412,9 +270,13 @@ async def test_hours_of_labels_leave_no_trace_in_page_or_server(hang, film_of, c
             while asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(min(10, seconds / 10))
                 told.append(await measured(page))
+    labels = [each["labels"] for each in told]
     with capsys.disabled():
         print(f"\nafter each tenth: {told[:: max(1, len(told) // 10)]}")
-    labels = [each["labels"] for each in told]
+        print(f"start {told[0]}, a third {told[len(told) // 3]}, end {told[-1]}")
+        waits = [len(list(same)) for _, same in itertools.groupby(labels)]
+        print(f"{labels[-1]} labels; no new one was found at most {max(waits)} looks in turn, of {len(told)}")
+        print(f"states at those looks: {Counter(each['state'] for each in told)}")
     assert all(later > earlier for earlier, later in zip(labels[::3], labels[3::3], strict=False)), "stuck"
     half = len(told) // 2
     for what, slack in (("heap_kib", 4096), ("nodes", 300), ("server_mib", 64)):
@@ -431,6 +293,7 @@ async def measured(page):
     resident = re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())
     return {
         "labels": await page.evaluate("placard.figures.labels"),
+        "state": await page.evaluate("placard.machine.state"),
         "heap_kib": int(told["JSHeapUsedSize"]) >> 10,
         "nodes": int(told["Nodes"]),
         "server_mib": int(resident[1]) >> 10,

@@ -598,6 +598,7 @@ function invite() {
   card.write("text", said.join(" "));
   card.finish(false);
   card.element.classList.add("invites");
+  card.element.classList.toggle("at-once", Boolean(wall.card));
   if (few) card.element.append(samples());
   wall.hang(card);
 }
