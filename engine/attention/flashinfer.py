@@ -34,9 +34,10 @@ class FlashInferAttention:
     """
 
     capturable = True  # steps of decodes alone, each number of rows and ``form`` a graph of its own
+    captured_rows = 0  # of steps with prompts
     stores_fused = True
 
-    def __init__(self, pool: KVPool, extent: Extent, package: Any = None, cascade: bool = True) -> None:
+    def __init__(self, pool: KVPool, extent: Extent, package: Any = None, cascade: bool = False) -> None:
         """ImportError where FlashInfer is not installed (``models.ops.flashinfer.unusable`` tells). Kernels
         are compiled here if they never were."""
         self.pool = pool

@@ -28,13 +28,13 @@ EXTENT = Extent(heads=HEADS, max_decodes=16, max_len=512)
 class World:
     """Two equal pools, one of FlashInferAttention and one of the reference, and requests in them."""
 
-    def __init__(self, page_size, pages=6000, **options):
+    def __init__(self, page_size, pages=6000):
         torch.manual_seed(0)
         self.page_size = page_size
         self.pool, self.other = (KVPool(SHAPE, pages, page_size, "cpu") for _ in range(2))
         self.pool.data[:, :, :, page_size:].normal_()  # all but the dummy page
         self.other.data.copy_(self.pool.data)
-        self.fast = FlashInferAttention(self.pool, EXTENT, fake_flashinfer, **options)
+        self.fast = FlashInferAttention(self.pool, EXTENT, fake_flashinfer, cascade=True)
         self.slow = ReferenceAttention(self.other)
 
     def table(self, tokens, begin=None):
@@ -116,6 +116,11 @@ def test_a_plan_is_read_from_buffers_that_stay(world):
     world.compare(torch.randn(4, HEADS + 2 * KV_HEADS, DIM).bfloat16().split((HEADS, KV_HEADS, KV_HEADS), 1))
     wrapper = fast._calls[0].planner._wrapper
     assert [t.data_ptr() for t in (fast.kv_slots(0)[2], wrapper.ends, wrapper.pages)] == addresses
+
+
+def test_a_step_of_nothing_but_padding_is_what_graphs_are_captured_under(world):
+    assert not world.step([], 4).any()
+    assert world.fast.kv_slots(0)[2].tolist() == [-1] * 4
 
 
 def test_storing_and_attending_apart_is_the_same_as_a_forward(world):
