@@ -2,7 +2,7 @@
 
 from math import inf
 
-from mmserve.engine.runner.inputs import PROMPT_ROWS
+from mmserve.engine.runner.inputs import PROMPT_ROWS, padded, unpadded
 
 IDLE_SLICE_S = 0.25  # of the encoder when no answer is being written: aborts and new requests wait for it
 REFRESH = 32  # steps in a row with something beside the decodes; then one without, for the yardstick
@@ -76,8 +76,7 @@ class Mixing:
         if encoded or not self._mixes:
             return 0
         rows = decodes + int(self.token.units(self._spare))
-        least = decodes + PROMPT_ROWS // 2
-        return max(rows // PROMPT_ROWS, -(-least // PROMPT_ROWS)) * PROMPT_ROWS - decodes
+        return max(unpadded(rows), padded(decodes + PROMPT_ROWS // 2)) - decodes
 
     def beside_s(self, decodes: int) -> float:
         """Seconds that anything else may take between two steps of ``decodes`` rows."""

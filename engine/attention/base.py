@@ -38,10 +38,13 @@ class AttentionBackend(Protocol):
     """A ``models.forward.Attention`` that is told beforehand, once a step, who sits where.
 
     ``capturable``: a graph captured under one plan may be replayed under another, because ``forward``
-    reads the plan from buffers that stay where they are.
+    reads the plan from buffers that stay where they are. That is so for decodes, and for steps with prompts
+    of at most ``captured_rows`` rows. Plans of different ``form`` need graphs of their own; ``plan`` sets it.
     """
 
     capturable: bool
+    captured_rows: int
+    form: str
 
     def plan(self, spans: Sequence[Span], num_rows: int) -> None:
         """Prepare a forward of ``num_rows`` rows. Rows in no span are padding: not stored, answered by 0."""

@@ -39,6 +39,8 @@ class MatmulAttention:
     """
 
     capturable = False  # the host walks the plan: its views and lengths would be frozen into a graph
+    captured_rows = 0
+    form = "plain"
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool

@@ -12,16 +12,21 @@ from mmserve.engine.kv.page_table import SlotRun
 from mmserve.engine.kv.pool import KVPool
 from mmserve.models.ops.native.attention import CONTEXT, RUN, Job, Step, kernels, left_to_torch
 
+FEW = 32  # rows, for which a kernel of C++ is no slower than products of bf16 instructions
+
 
 class NativeAttention:
     """One call a layer for the whole batch: it stores the new keys and values, and attends.
 
     A context is told as its runs of slots, so nothing of it is copied, whether requests share it or it is
-    scattered. Where the CPU multiplies bf16 itself, prompts in bf16 are left to torch's products, which
-    use that.
+    scattered. Where the CPU multiplies bf16 itself, chunks of prompts in bf16 are left to torch's products,
+    which use that, unless they are of a few rows.
     """
 
-    capturable = True  # of a plan, decodes read nothing but ``_step``, which stays where it is
+    # Of a plan, decodes and small chunks read nothing but ``_step``, which stays where it is.
+    capturable = True
+    captured_rows = FEW
+    form = "plain"
 
     def __init__(self, pool: KVPool) -> None:
         """NativeUnavailable where the kernels cannot be had."""
@@ -32,7 +37,7 @@ class NativeAttention:
 
     def plan(self, spans: Sequence[Span], num_rows: int) -> None:
         runs = [s.table.slot_runs(0, s.stop) for s in spans]
-        left = [self._blocks is not None and len(s) > 1 for s in spans]  # to torch
+        left = [self._blocks is not None and len(s) > FEW for s in spans]  # to torch
         self._prompts = [(s, r) for s, r, torchs in zip(spans, runs, left, strict=True) if torchs]
         self._slots = _new_slots(spans, runs, num_rows)
         ours = [(s, r) for s, r, torchs in zip(spans, runs, left, strict=True) if not torchs]

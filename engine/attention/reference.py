@@ -12,6 +12,8 @@ class ReferenceAttention:
     """softmax(q k^T / sqrt(d) + causal mask) v, request by request, as the formula reads."""
 
     capturable = False
+    captured_rows = 0
+    form = "plain"
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool

@@ -109,7 +109,8 @@ class CPUDevice:
         try:
             graph = Recording(forward)
         except (NotRecordable, NativeUnavailable) as reason:
-            log.warning("steps of decodes are not recorded: %s", reason)
+            log.warning("steps are not recorded: %s", reason)
+            forward()
             return EagerGraph(forward)
         self._costs.graphs += 1
         self._costs.seconds += time.perf_counter() - start
@@ -226,6 +227,7 @@ class CUDADevice:
         self._costs.graphs += 1
         self._costs.seconds += time.perf_counter() - start
         self._costs.nbytes += before - torch.cuda.mem_get_info(self.torch_device)[0]
+        graph.replay()
         return graph
 
     def graph_costs(self) -> GraphCosts:

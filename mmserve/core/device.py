@@ -88,7 +88,8 @@ class Device(Protocol):
 
     def capture(self, forward: Callable[[], None], family: str = STEPS) -> Graph:
         """Record ``forward`` over static buffers, or on a device without graphs keep it to call again. Graphs
-        of one ``family`` share their memory, so one of them runs at a time; those of two may overlap."""
+        of one ``family`` share their memory, so one of them runs at a time; those of two may overlap. It has
+        run once when this returns."""
 
     def graph_costs(self) -> "GraphCosts":
         """What the captures so far have taken."""

@@ -86,13 +86,26 @@ def rope_table(angles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, 
 
 
 def scatter_rows(target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> None:
-    """Rows ``rows`` int64 [V] of target [T, width] become those of features [V, width]. No row twice."""
-    target.index_copy_(0, rows, features)
+    """Rows ``rows`` int64 [V] of target [T, width] become those of features [V, width]. No row twice;
+    features of row -1 go nowhere, so that there may be as many as a graph has room for."""
+    there, brought = _brought(target, rows, features)
+    target.copy_(torch.where(there, brought, target))
 
 
 def scatter_add_rows(target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> None:
     """As ``scatter_rows``, but what is there stays and they are added to it."""
-    target.index_add_(0, rows, features)
+    there, brought = _brought(target, rows, features)
+    target.copy_(torch.where(there, target + brought, target))
+
+
+def _brought(
+    target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(whether something comes to it [T, 1], what [T, width]) of each row, in shapes that do not depend on
+    ``rows``."""
+    source = rows.new_full((target.shape[0] + 1,), -1)
+    source[rows] = torch.arange(len(rows), device=rows.device)  # -1 is the last, which is nobody's
+    return source[:-1, None] >= 0, features[source[:-1].clamp(min=0)]
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:

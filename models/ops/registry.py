@@ -119,7 +119,10 @@ _FORMS: dict[str, dict[str, Callable | None]] = {
 }
 # The form "native" of some of them is a method of ``NativeOps``; the form "triton" of all is a function in a
 # module of ``models/ops/triton``.
-_NATIVE_OPS = ("rms_norm", "add_rms_norm", "layer_norm", "silu_and_mul", "rotate_heads")
+_NATIVE_OPS = (
+    *("rms_norm", "add_rms_norm", "layer_norm", "silu_and_mul", "rotate_heads"),
+    *("scatter_rows", "scatter_add_rows"),
+)
 _TRITON_OPS = {
     "rms_norm": "norms",
     "add_rms_norm": "norms",

@@ -1,10 +1,12 @@
-// The small operations between the linear layers, each one pass over its rows: norms, SwiGLU, rotary positions.
+// The small operations between the linear layers, each one pass over its rows: norms, SwiGLU, rotary positions,
+// rows of the encoder's into those of the decoder.
 // bf16 or float in memory, float arithmetic. Values are rounded where the plain torch forms (reference.py) round
 // them, so that results differ only by the order of the sums over a row.
 //
 // A row is computed by one thread, in one order: its result depends on nothing else in the batch.
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "recorded.h"
@@ -135,6 +137,19 @@ void rotate(T* x, int64_t stride, int64_t rows, int64_t heads, int64_t dim, cons
     }
 }
 
+// Rows of values become, or with ``add`` are added to, those that ``rows`` tells of target; negative ones nowhere.
+template <class T>
+void scatter(T* target, int64_t stride, const int64_t* rows, const T* values, int64_t values_stride, int64_t count,
+             int64_t n, int64_t add) {
+#pragma omp parallel for schedule(static) if (count * n > kSerial)
+    for (int64_t i = 0; i < count; ++i) {
+        if (rows[i] < 0) continue;
+        T* row = target + rows[i] * stride;
+        if (add) add_into(values + i * values_stride, row, n);
+        else std::memcpy(row, values + i * values_stride, n * sizeof(T));
+    }
+}
+
 }  // namespace
 }  // namespace mmserve
 
@@ -151,6 +166,10 @@ void rotate(T* x, int64_t stride, int64_t rows, int64_t heads, int64_t dim, cons
     MMSERVE_EXPORT void silu_and_mul_##NAME(const T* x, int64_t stride, T* out, int64_t rows, int64_t n) {          \
         mmserve::silu_and_mul(x, stride, out, rows, n);                                                             \
     }                                                                                                               \
+    MMSERVE_EXPORT void scatter_##NAME(T* target, int64_t stride, const int64_t* rows, const T* values,             \
+                                       int64_t values_stride, int64_t count, int64_t n, int64_t add) {              \
+        mmserve::scatter(target, stride, rows, values, values_stride, count, n, add);                               \
+    }                                                                                                               \
     MMSERVE_EXPORT void rotate_##NAME##_bf16(T* x, int64_t stride, int64_t rows, int64_t heads, int64_t dim,        \
                                              const T* weight, float eps, const mmserve::bf16* cos,                  \
                                              const mmserve::bf16* sin) {                                            \
@@ -163,6 +182,7 @@ void rotate(T* x, int64_t stride, int64_t rows, int64_t heads, int64_t dim, cons
     MMSERVE_RECORDED(rms_norm_##NAME)                                                                               \
     MMSERVE_RECORDED(layer_norm_##NAME)                                                                             \
     MMSERVE_RECORDED(silu_and_mul_##NAME)                                                                           \
+    MMSERVE_RECORDED(scatter_##NAME)                                                                                \
     MMSERVE_RECORDED(rotate_##NAME##_bf16)                                                                          \
     MMSERVE_RECORDED(rotate_##NAME##_f32)
 

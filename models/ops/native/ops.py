@@ -28,6 +28,9 @@ class NativeOps:
         self._rms_norm = _forms(kernels, "rms_norm", *norm)
         self._layer_norm = _forms(kernels, "layer_norm", *norm)
         self._silu_and_mul = _forms(kernels, "silu_and_mul", pointer, number, pointer, number, number)
+        self._scatter = _forms(
+            kernels, "scatter", pointer, number, pointer, pointer, number, number, number, number
+        )
         rotate = (pointer, *(number,) * 4, pointer, real, pointer, pointer)
         self._rotate = {table: _forms(kernels, "rotate", *rotate, table=table) for table in SUFFIXES}
 
@@ -83,6 +86,22 @@ class NativeOps:
         norm = None if weight is None else weight.data_ptr()
         self._rotate[cos.dtype][heads.dtype](
             *(heads.data_ptr(), stride, rows, count, dim, norm, eps, cos.data_ptr(), sin.data_ptr())
+        )
+
+    def scatter_rows(self, target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> None:
+        self._scattered(target, rows, features, add=False)
+
+    def scatter_add_rows(self, target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor) -> None:
+        self._scattered(target, rows, features, add=True)
+
+    def _scattered(
+        self, target: torch.Tensor, rows: torch.Tensor, features: torch.Tensor, *, add: bool
+    ) -> None:
+        assert target.stride(1) == features.stride(1) == rows.stride(0) == 1, "numbers lie one after another"
+        assert rows.dtype == torch.int64, "as the kernel reads them"
+        self._scatter[target.dtype](
+            *(target.data_ptr(), target.stride(0), rows.data_ptr(), features.data_ptr(), features.stride(0)),
+            *(*features.shape, add),
         )
 
 

@@ -40,7 +40,7 @@ def test_what_stands_beside_decodes_follows_from_what_steps_took():
     spare = (FACTOR - 1) * DECODE_S
     assert mixing.slice_work(1) == pytest.approx(spare / PART_S * PART_WORK, rel=0.01)
     assert mixing.prompt_tokens(1, encoded=False) == 31  # 1 + 37 in whole PROMPT_ROWS
-    assert mixing.prompt_tokens(7, encoded=False) == 25
+    assert mixing.prompt_tokens(7, encoded=False) == 33
     assert mixing.prompt_tokens(1, encoded=True) == 0, "one or the other"
 
 

@@ -54,6 +54,22 @@ def test_add_rms_norm_equals_the_reference(native, dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("count", "rows"), [(0, []), (1, [0]), (9, [7, -1, 3, -1]), (40, [*range(30, 40), -1])]
+)
+def test_rows_are_scattered_as_by_the_reference_and_as_by_torch(native, dtype, count, rows):
+    target, rows = torch.randn(count, 200).to(dtype), torch.tensor(rows, dtype=torch.int64)
+    features = torch.randn(len(rows), 3, 200).to(dtype)[:, 1]
+    kept = rows >= 0
+    for op, plain in (("scatter_rows", "index_copy"), ("scatter_add_rows", "index_add")):
+        wanted = getattr(target, plain)(0, rows[kept], features[kept])
+        for form in (native, reference):
+            found = target.clone()
+            getattr(form, op)(found, rows, features)
+            assert torch.equal(found, wanted), form
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_silu_and_mul_equals_the_reference(native, dtype, shape):
     x = 8 * torch.randn(shape).to(dtype)
