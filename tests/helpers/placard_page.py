@@ -76,11 +76,15 @@ async def look_as(page, size, light="light"):
     await page.call("Emulation.setEmulatedMedia", features=features)
 
 
-async def shoot(page, place):
-    """Keep what the page shows when nothing fades any more."""
+async def settled(page):
+    """Until nothing fades any more."""
     await page.evaluate("""Promise.allSettled(document.getAnimations()
         .filter((each) => Number.isFinite(each.effect.getComputedTiming().endTime))
         .map((each) => each.finished)).then(() => true)""")
+
+
+async def shoot(page, place):
+    await settled(page)
     shot = await page.call("Page.captureScreenshot", format="png")
     place.write_bytes(base64.b64decode(shot["data"]))
 
@@ -102,11 +106,12 @@ async def check_access(page):
     """What axe-core has to say, with the contrast that labels are held to."""
     if not await page.evaluate("Boolean(window.axe)"):
         await page.evaluate(AXE.read_text(encoding="utf-8"))
+    await settled(page)
     rules = json.dumps({"color-contrast-enhanced": {"enabled": True}})
     found = await page.evaluate(f"""axe.run({{ rules: {rules} }}).then(({{ violations }}) =>
         violations.map(({{ id, nodes }}) => [id, ...nodes.map((node) => node.html.slice(0, 150)
             + node.failureSummary)].join(" | ")))""")
-    assert found == []
+    assert not found, "\n".join(found)
 
 
 async def finished(page, word=""):

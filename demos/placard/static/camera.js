@@ -42,6 +42,7 @@ export class Line extends EventTarget {
     super();
     Object.assign(this, { view, stream, wanted, key, transport });
     this.via = null;
+    this.upAt = null; // since when the server sees the camera, by performance.now()
     this._talk = null;
     this._closed = false;
     this._tries = 0;
@@ -82,6 +83,7 @@ export class Line extends EventTarget {
     while (!this._closed) {
       try {
         this._talk = await this._connect();
+        this.upAt = null;
         if (this._closed) return this.close();
         this._tries = 0;
         await this._ended(this._talk);
@@ -140,7 +142,10 @@ export class Line extends EventTarget {
     talk.addEventListener("answer", ({ detail }) => this._say("answer", detail));
     talk.addEventListener("event", ({ detail }) => {
       if (detail.type !== "mmserve.frame.ack") return;
-      if (detail.kept || detail.reason === "unchanged") this._say("up");
+      if (detail.kept || detail.reason === "unchanged") {
+        this.upAt ??= performance.now();
+        this._say("up");
+      }
       this._say("ack", detail);
     });
     return talk;

@@ -189,10 +189,11 @@ async function bySelf(answer) {
   const now = performance.now();
   begun = [...begun.filter((moment) => now - moment < 60000), now];
   if (begun.length >= setup.max_labels_per_min) restUntil(begun[0] + 60000);
-  const lately = now - eye.movedAt < eye.stillMs + MOVED_LATELY_MS;
+  const movedAt = Math.max(eye.movedAt, line.upAt); // nobody sees that it stands still before
+  const lately = now - movedAt < eye.stillMs + MOVED_LATELY_MS;
   machine.on("write");
   if (setup.pictures) leave(answer);
-  await write({ answer, movedAt: lately ? eye.movedAt : now, stillMs: lately ? eye.stillMs : 0, ...seen() });
+  await write({ answer, movedAt: lately ? movedAt : now, stillMs: lately ? eye.stillMs : 0, ...seen() });
 }
 
 /* Leaving the loop cancels an answer. */
@@ -586,21 +587,28 @@ async function offerCameras(current = $("camera").value) {
 function invite() {
   if (wall.card && !wall.card.invites) return;
   const blind = HINDERED.has(machine.state);
-  const few = setup.samples.length > 0 && !inKiosk() && !second;
-  const said = [];
-  if (!(blind && few)) said.push(t(blind ? "invite.upload" : automatic() ? "invite.text" : "invite.shutter"));
-  if (few) said.push(t(blind ? "invite.known.upload" : "invite.known"));
-  const invites = [document.documentElement.lang, ...said].join("\n");
+  const closed = ["paused", "locked"].includes(machine.state);
+  const few = setup.samples.length > 0 && !closed && !inKiosk() && !second;
+  const how = closed ? "" : t(blind ? "invite.upload" : automatic() ? "invite.text" : "invite.shutter");
+  const invites = [document.documentElement.lang, how, few].join("\n");
   if (wall.card?.invites === invites) return;
   const card = new Card({}, document.documentElement.lang);
   card.invites = invites;
   card.write("title", t("invite.title"));
-  card.write("text", said.join(" "));
+  card.write("text", how);
   card.finish(false);
   card.element.classList.add("invites");
   card.element.classList.toggle("at-once", Boolean(wall.card));
-  if (few) card.element.append(samples());
+  if (few) card.element.append(confession(blind), samples());
   wall.hang(card);
+}
+
+/* That the model knows drawn things alone. */
+function confession(blind) {
+  const words = document.createElement("p");
+  words.className = "known";
+  words.textContent = t(blind ? "invite.known.upload" : "invite.known");
+  return words;
 }
 
 /* Pictures of the model's world; each is a button by which it is taken. */
