@@ -37,7 +37,7 @@ class FlashInferAttention:
     captured_rows = 0  # of steps with prompts
     stores_fused = True
 
-    def __init__(self, pool: KVPool, extent: Extent, package: Any = None, cascade: bool = False) -> None:
+    def __init__(self, pool: KVPool, extent: Extent, package: Any = None) -> None:
         """ImportError where FlashInfer is not installed (``models.ops.flashinfer.unusable`` tells). Kernels
         are compiled here if they never were."""
         self.pool = pool
@@ -45,7 +45,6 @@ class FlashInferAttention:
         self.max_decodes = extent.max_decodes
         self.form = "plain"
         self._package = package or library()
-        self._cascade = cascade
         self._device = pool.data.device
         self._lists = PageLists(pool.page_size)
         self._floats = workspace(self._device)
@@ -102,7 +101,7 @@ class FlashInferAttention:
 
     def _shared(self, spans: Sequence[Span]) -> int:
         """Pages that all of ``spans`` begin with, if it is worth to read them apart; else 0."""
-        if not self._cascade or len(spans) < CASCADE_ROWS:
+        if len(spans) < CASCADE_ROWS:
             return 0
         pages = shared_pages(spans, self.pool.page_size)
         spared = pages * self.pool.page_size * (len(spans) - 1)

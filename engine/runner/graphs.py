@@ -92,6 +92,11 @@ class StepGraphs:
             bucket = Bucket(size, size, self.attention.form)
             self._graphs[bucket] = self._capture(bucket)
 
+    def again(self, rows: int) -> None:
+        """A step of ``rows`` decodes over the buffers as they stand, for whoever measures it; StopIteration
+        where there was none."""
+        self._graphs[next(b for b in self._graphs if b.decodes and b.rows == rows)].replay()
+
     def _rows(self, flat: FlatBatch) -> int:
         return _at_least(flat.num_rows, self.decode_sizes) if flat.decodes_only else flat.num_rows
 

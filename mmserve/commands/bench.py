@@ -5,7 +5,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from mmserve.commands import bench_live, bench_offline, bench_serve, bench_simulate, bench_soak
+from mmserve.commands import bench_gpu, bench_live, bench_offline, bench_serve, bench_simulate, bench_soak
 from mmserve.core.config import BUNDLED_MODEL
 from mmserve.core.errors import ConfigError
 
@@ -17,6 +17,7 @@ def add(commands: Any) -> None:
     _add_scheduler(benches)
     bench_serve.add(benches)
     bench_offline.add(benches)
+    bench_gpu.add(benches)
     bench_soak.add(benches)
     bench_live.add(benches)
     bench_simulate.add(benches)

@@ -93,7 +93,7 @@ def _encoder(args: argparse.Namespace) -> int:
 
 
 def _throughput(args: argparse.Namespace) -> int:
-    _quiet()
+    quiet()
     import torch
 
     from mmserve.bench import roofline, throughput
@@ -108,14 +108,14 @@ def _throughput(args: argparse.Namespace) -> int:
     model = read_config(resolve(config.model.model, config.model.revision, weights=weights))
     dtype = _dtype(config, model.dtype)
     rates = roofline.measure(_device(config), dtype, config.model.quantization)
-    with LLM(**_options(args)) as llm:
+    with LLM(**given_options(args)) as llm:
         row = throughput.measure(llm, model, dtype, _shape(args), args.requests, args.rounds, rates)
     return _report(args, "throughput", [row], rates, {})
 
 
 def _loaded(args: argparse.Namespace) -> tuple[Any, Any]:
     """The model, and the machine's rates in its dtype."""
-    _quiet()
+    quiet()
     from mmserve.bench import roofline
     from mmserve.bench.offline import Bench
 
@@ -131,7 +131,12 @@ def _report(args: argparse.Namespace, name: str, rows: Any, rates: Any, backends
     print(f"{rates.told()}\n")
     print(markdown(rows))
     if args.json:
-        report = {"bench": name, "options": _options(args), "backends": backends, "roofline": rates.report()}
+        report = {
+            "bench": name,
+            "options": given_options(args),
+            "backends": backends,
+            "roofline": rates.report(),
+        }
         write_json(args.json, report | {"rows": rows})
     return 0
 
@@ -142,7 +147,7 @@ def _shape(args: argparse.Namespace) -> Any:
     return Shape(args.text_tokens, args.pictures, args.size, args.answer_tokens)
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options of the configuration tree that were given."""
     known = {field.name for _, field in options()}
     return {name: value for name, value in vars(args).items() if name in known}
@@ -163,10 +168,11 @@ def _device(config: Config) -> Any:
     return torch.device("cuda" if cuda else "cpu")
 
 
-def _quiet() -> None:
-    from mmserve.commands.session import quiet
+def quiet() -> None:
+    """Nothing but the table on the terminal."""
+    from mmserve.commands import session
 
-    quiet()
+    session.quiet()
     logging.captureWarnings(True)
 
 

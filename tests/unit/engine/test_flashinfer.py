@@ -28,13 +28,13 @@ EXTENT = Extent(heads=HEADS, max_decodes=16, max_len=512)
 class World:
     """Two equal pools, one of FlashInferAttention and one of the reference, and requests in them."""
 
-    def __init__(self, page_size, pages=6000):
+    def __init__(self, page_size):
         torch.manual_seed(0)
-        self.page_size = page_size
+        self.page_size, pages = page_size, 500 + 5000 // page_size
         self.pool, self.other = (KVPool(SHAPE, pages, page_size, "cpu") for _ in range(2))
         self.pool.data[:, :, :, page_size:].normal_()  # all but the dummy page
         self.other.data.copy_(self.pool.data)
-        self.fast = FlashInferAttention(self.pool, EXTENT, fake_flashinfer, cascade=True)
+        self.fast = FlashInferAttention(self.pool, EXTENT, fake_flashinfer)
         self.slow = ReferenceAttention(self.other)
 
     def table(self, tokens, begin=None):
@@ -70,6 +70,12 @@ def spans_of(world, news, pasts):
         spans.append(Span(row, past, past + new, world.table(past + new + random.randint(0, 40))))
         row += new
     return spans, row
+
+
+@pytest.fixture(autouse=True)
+def small_workspaces(monkeypatch):
+    monkeypatch.setattr(ops, "FLOAT_WORKSPACE", 1 << 10)
+    monkeypatch.setattr(ops, "INT_WORKSPACE", 1 << 10)
 
 
 @pytest.fixture(params=[1, 16], ids=["page 1", "page 16"])
