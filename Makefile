@@ -33,8 +33,11 @@ demo: $(STAMP)
 placard: $(STAMP)
 	$(BIN)/mmserve demo placard
 
+# What needs no server runs in JOBS processes of one thread each; servers and browsers one after the other.
+JOBS ?= 2
 test: lint typecheck
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/unit tests/parity
+	$(BIN)/python -m pytest tests/e2e tests/gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check -q .
