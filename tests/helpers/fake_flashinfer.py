@@ -1,31 +1,43 @@
 """FlashInfer's wrappers in torch, with its names, arguments and habits, to test who calls them on a CPU.
 
 As the library's own: arrays on the host are read by ``plan``; a wrapper for CUDA graphs copies them into the
-buffers that it was made with, whose addresses and sizes are fixed, and ``run`` reads those alone. Every call
-is noted in ``CALLS``, to be bound to the signatures of the installed library.
+buffers that it was made with, whose addresses and sizes are fixed, and ``run`` reads those alone. Within
+``noted()`` every call is noted, to be bound to the signatures of the installed library.
 """
 
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
 
-CALLS = []  # (class, method, args, kwargs)
+_calls = None
+
+
+@contextmanager
+def noted():
+    """A list of (class, method, args, kwargs), which grows as calls are made."""
+    global _calls
+    _calls = []
+    try:
+        yield _calls
+    finally:
+        _calls = None
 
 
 class _Wrapper:
     def __init_subclass__(cls):
         for name in ("__init__", "plan", "run", "reset_workspace_buffer"):
             if hasattr(cls, name):
-                setattr(cls, name, _noted(cls.__name__, name, getattr(cls, name)))
+                setattr(cls, name, _noting(cls.__name__, name, getattr(cls, name)))
 
     def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
         pass
 
 
-def _noted(kind, name, method):
+def _noting(kind, name, method):
     def call(self, *args, **kwargs):
-        if type(self).__name__ == kind:
-            CALLS.append((kind, name, args, kwargs))
+        if _calls is not None and type(self).__name__ == kind:
+            _calls.append((kind, name, args, kwargs))
         return method(self, *args, **kwargs)
 
     return call

@@ -261,7 +261,16 @@ def test_all_calls_fit_the_installed_library(monkeypatch):
         reason="FlashInfer's signatures are not checked: pip install --no-deps flashinfer-python"
         " apache-tvm-ffi requests urllib3 charset-normalizer nvidia-ml-py",
     )
-    fake_flashinfer.CALLS.clear()
+    with fake_flashinfer.noted() as calls:
+        everything_once(monkeypatch)
+    assert len({(kind, name) for kind, name, _, _ in calls}) == 16, "four classes, each with four methods"
+    for kind, name, args, kwargs in calls:
+        # the decode wrapper's plan passes keywords on, unseen in its own signature
+        inner = "_plan_impl" if (kind, name) == ("BatchDecodeWithPagedKVCacheWrapper", "plan") else name
+        inspect.signature(getattr(getattr(real, kind), inner)).bind(None, *args, **kwargs)
+
+
+def everything_once(monkeypatch):
     random.seed(0)
     world = World(16)
     spans, row = spans_of(world, [1, 1, 20], [20, 130, 16])
@@ -272,12 +281,3 @@ def test_all_calls_fit_the_installed_library(monkeypatch):
     world.step([Span(i, 70, 71, world.table(90, begin=prefix)) for i in range(8)], 8)
     q = torch.randn(5, 2, 64)
     ops.RaggedAttention(torch.device("cpu"), fake_flashinfer)(q, q, q, (2, 3))
-    bound = {(kind, name) for kind, name, _, _ in fake_flashinfer.CALLS}
-    assert len(bound) == 16, "four classes, each with four methods"
-    for kind, name, args, kwargs in fake_flashinfer.CALLS:
-        method = getattr(getattr(real, kind), name)
-        if (
-            kind.startswith("BatchDecode") and name == "plan"
-        ):  # it passes keywords on, unseen in its signature
-            method = getattr(real, kind)._plan_impl
-        inspect.signature(method).bind(None, *args, **kwargs)
