@@ -49,7 +49,7 @@ class Penalties:
         self._rows = rows
         self._history = history
         self._places = history.rows_of(requests)
-        self._row = torch.from_numpy(rows).to(device)[:, None]
+        self._row = _index(rows, device)[:, None]
         columns = (records[name][:, None].copy() for name in ("repetition", "frequency", "presence"))
         self._repetition, self._frequency, self._presence = (torch.from_numpy(c).to(device) for c in columns)
         self._repeats = bool((records["repetition"] != 1).any())
@@ -106,7 +106,7 @@ class Only(Still):
     """The only tokens that may come."""
 
     def __init__(self, rows: Rows, requests: Sequence[Request], device: torch.device) -> None:
-        self._row = torch.from_numpy(rows).to(device)
+        self._row = _index(rows, device)
         self._at = _pairs(rows, [r.prepared.sampling.allowed_token_ids for r in requests], device)
 
     def apply(self, logits: torch.Tensor) -> None:
@@ -134,9 +134,8 @@ class BadWords:
         same = (self._begins == self._tails.tokens[self._owner]) | (self._begins < 0)
         due = same.all(1)
         if due.any():
-            logits[
-                torch.from_numpy(self._rows[self._owner[due]]), torch.from_numpy(self._last[due])
-            ] = -torch.inf
+            row, last = self._rows[self._owner[due]], self._last[due]
+            logits[_index(row, logits.device), _index(last, logits.device)] = -torch.inf
 
     def advance(self, tokens: Rows) -> None:
         self._tails.append(tokens[self._rows])
@@ -156,10 +155,14 @@ class Steered(Still):
                 logits[row, list(request.stop_ids)] = -torch.inf
 
 
+def _index(places: Rows, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(places).to(device)
+
+
 def _pairs(
     rows: Rows, tokens: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(row, token) of every token that each row lists, as indices."""
     row = np.repeat(rows, [len(own) for own in tokens])
     token = np.array([t for own in tokens for t in own], np.int64)
-    return torch.from_numpy(row).to(device), torch.from_numpy(token).to(device)
+    return _index(row, device), _index(token, device)

@@ -21,25 +21,27 @@ class TokenTable:
         """Begin ``row`` anew."""
         self._reach(row + 1, len(tokens))
         self.tokens[row] = int(tokens[0]) if len(tokens) else 0
-        self.tokens[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64)).to(self.tokens.device)
+        self.tokens[row, : len(tokens)] = self._there(tokens.astype(np.int64))
         self.lengths[row] = len(tokens)
 
     def append(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """One token more for each of ``rows``."""
         lengths = self.lengths[rows]
         self._reach(0, int(lengths.max()) + 1)
-        values = torch.from_numpy(tokens).to(self.tokens.device)
+        row, place, values = (self._there(x) for x in (rows, lengths, tokens))
         first = np.flatnonzero(lengths == 0)
         if len(first):
-            self.tokens[torch.from_numpy(rows[first])] = values[torch.from_numpy(first), None]
-        self.tokens[torch.from_numpy(rows), torch.from_numpy(lengths)] = values
+            self.tokens[self._there(rows[first])] = values[self._there(first), None]
+        self.tokens[row, place] = values
         self.lengths[rows] = lengths + 1
 
     def get(self, rows: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [P, longest] tokens of ``rows``, and their lengths [P]."""
         lengths = self.lengths[rows]
-        index = torch.from_numpy(rows).to(self.tokens.device)
-        return self.tokens[index, : int(lengths.max())], torch.from_numpy(lengths).to(self.tokens.device)
+        return self.tokens[self._there(rows), : int(lengths.max())], self._there(lengths)
+
+    def _there(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.tokens.device)
 
     def _reach(self, rows: int, length: int) -> None:
         """Room for so many, at least doubled where there is less."""

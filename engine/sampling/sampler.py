@@ -1,15 +1,21 @@
 """The sampler: greedy rows by argmax, the others by one draw each, log-probabilities where wanted."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from mmserve.engine.sampling.batch import SamplingBatch
+from mmserve.engine.sampling.block import Records
 from mmserve.engine.sampling.drawn import Drawn, Sampled
 from mmserve.engine.sampling.history import History
 from mmserve.engine.sampling.slots import HELD, STEERED, Slots
 from mmserve.engine.scheduler.request import Request
+
+if TYPE_CHECKING:
+    from mmserve.engine.sampling.fused import FusedBatch
+    from mmserve.engine.sampling.remembered import Remembered
 
 
 class Sampler:
@@ -23,10 +29,12 @@ class Sampler:
     requests come in the same order, a step runs no Python for each of them, but for those with grammars.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, form: str = "torch") -> None:
+        """``form``: see ``choose_sampling``."""
+        self.form = form
         self._slots = Slots()
-        self._history: History | None = None
-        self._batch: SamplingBatch | None = None
+        self._history: History | Remembered | None = None
+        self._batch: SamplingBatch | FusedBatch | None = None
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Sampled]:
         """One (token, log-probability if asked for) for each row of ``logits`` [R, vocab] of any dtype.
@@ -42,9 +50,10 @@ class Sampler:
         return self._fitting(requests, logits).draw(logits)
 
     def needs_words(self, requests: Sequence[Request]) -> bool:
-        """Whether a draw for ``requests`` reads on the host what each said last: forms of answers and bad
-        words do."""
-        return any(r.steering is not None or r.prepared.bad_words for r in requests)
+        """Whether a draw for ``requests`` reads on the host what each said last: forms of answers do, and bad
+        words where they are not the kernels' work."""
+        plain = self.form == "torch"
+        return any(r.steering is not None or (plain and r.prepared.bad_words) for r in requests)
 
     def forget(self, request: Request) -> None:
         """Free what is kept for a request that has ended."""
@@ -61,15 +70,13 @@ class Sampler:
         for request, slot in self._slots.items():
             assert self._slots.records["step"][slot] == request.num_generated, "a token that was not counted"
 
-    def _fitting(self, requests: Sequence[Request], logits: torch.Tensor) -> SamplingBatch:
+    def _fitting(self, requests: Sequence[Request], logits: torch.Tensor) -> "SamplingBatch | FusedBatch":
         if self._batch is None or not self._batch.fits(requests):
             self._batch = self._made(requests, logits)
         return self._batch
 
-    def _made(self, requests: Sequence[Request], logits: torch.Tensor) -> SamplingBatch:
+    def _made(self, requests: Sequence[Request], logits: torch.Tensor) -> "SamplingBatch | FusedBatch":
         self._settle()
-        if self._history is None:
-            self._history = History(logits.device)
         slots = self._slots.of(requests)
         records = self._slots.records
         kind = records["kind"]
@@ -77,7 +84,24 @@ class Sampler:
         for i in np.flatnonzero(kind[slots] & STEERED).tolist():
             if requests[i].steering is None:
                 kind[slots[i]] &= ~STEERED
-        return SamplingBatch(requests, records[slots], self._history, logits.shape[1])
+        return self._batch_of(requests, records[slots], logits)
+
+    def _batch_of(
+        self, requests: Sequence[Request], records: Records, logits: torch.Tensor
+    ) -> "SamplingBatch | FusedBatch":
+        vocab = logits.shape[1]
+        if self.form == "torch":
+            if self._history is None:
+                self._history = History(logits.device)
+            assert isinstance(self._history, History)
+            return SamplingBatch(requests, records, self._history, vocab)
+        from mmserve.engine.sampling.fused import FusedBatch  # Triton is there, then
+        from mmserve.engine.sampling.remembered import Remembered
+
+        if self._history is None:
+            self._history = Remembered(logits.device, vocab)
+        assert isinstance(self._history, Remembered)
+        return FusedBatch(requests, records, self._history, vocab)
 
     def _settle(self) -> None:
         """Count the tokens of the last steps, and let go of their batch."""

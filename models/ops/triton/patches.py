@@ -13,7 +13,7 @@ from mmserve.models.ops.triton.parts import dot, rounded
 from mmserve.models.ops.triton.runtime import INTERPRETED, Example
 
 # Patches, outputs and inputs of one program's tile; the interpreter has no use for small ones.
-TILE = {"BM": 256, "BN": 256, "BK": 256} if INTERPRETED else {"BM": 64, "BN": 128, "BK": 64}
+TILE = {"BM": 256, "BN": 256, "BK": 256} if INTERPRETED else {"BM": 128, "BN": 128, "BK": 32}
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def embed_patches(
         PATCH=patch,
         CHANNELS=channels,
         MERGE=merge,
-        num_warps=4,
+        num_warps=8,
         num_stages=3,
         **TILE,
     )
@@ -97,9 +97,9 @@ EXAMPLES = [
         embed_patches_kernel,
         {"pixels": "*u8", "weight": kind, "bias": kind, "out": kind, "frame_stride": "i64"}
         | dict.fromkeys(_COUNTS, "i32"),
-        {"PATCH": patch, "CHANNELS": 3, "MERGE": 2, "BM": 64, "BN": 128, "BK": 64},
+        {"PATCH": patch, "CHANNELS": 3, "MERGE": 2, "BM": 128, "BN": 128, "BK": 32},
         aligned=("hidden", "out_row", "line_stride", "frame_stride") + (("inputs",) if patch == 16 else ()),
-        options={"num_warps": 4, "num_stages": 3},
+        options={"num_warps": 8, "num_stages": 3},
     )
     for kind, patch in (("*bf16", 16), ("*bf16", 14), ("*fp32", 16))
 ]

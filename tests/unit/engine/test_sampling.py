@@ -3,11 +3,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.asked import SMALL, request, wishes, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.core.messages import PreparedRequest, SamplingParams
-from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.sampling import batch, report
 from mmserve.engine.sampling.block import NO_TOKEN
 from mmserve.engine.sampling.draw import Cuts, threshold
@@ -18,24 +17,6 @@ from mmserve.engine.sampling.sampler import Sampler
 from mmserve.engine.scheduler.request import Request
 
 VOCAB = 3000
-
-
-def request(name="r", prompt=(1, 2, 3), answer=(), seed=0, stop_ids=(), bad=(), **sampling):
-    tokens = np.array(prompt, dtype=np.int32)
-    prepared = PreparedRequest(
-        request_id=name,
-        token_ids=tokens,
-        radix_keys=tokens.astype(np.int64),
-        positions=np.zeros((3, len(tokens)), np.int32),
-        position_delta=0,
-        items=(),
-        sampling=SamplingParams(**sampling),
-        bad_words=bad,
-    )
-    made = Request(prepared, 0, 100, frozenset(stop_ids), PageTable(1), seed=seed)
-    for token in answer:
-        made.append(token)
-    return made
 
 
 def tokens(sampled):
@@ -244,34 +225,6 @@ def test_logprobs_are_the_models_own():
     assert np.allclose([p for _, p in logprob.top], best.values)
 
 
-def _words(draw_from):
-    return st.lists(st.lists(draw_from, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
-
-
-SMALL = 40
-token_ids = st.integers(0, SMALL - 1)
-wishes = st.fixed_dictionaries(
-    {},
-    optional={
-        "temperature": st.sampled_from([0.0, 1e-6, 0.5, 1.0, 1e6]),
-        "top_k": st.sampled_from([0, 1, 3, SMALL, SMALL + 1, 10**12]),
-        "top_p": st.sampled_from([0.0, 0.3, 0.95, 1.0]),
-        "min_p": st.sampled_from([0.0, 0.1, 1.0]),
-        "repetition_penalty": st.sampled_from([0.7, 1.0, 1.4]),
-        "frequency_penalty": st.sampled_from([-0.5, 0.0, 0.8]),
-        "presence_penalty": st.sampled_from([-0.5, 0.0, 0.8]),
-        "logit_bias": st.dictionaries(token_ids, st.sampled_from([-100.0, -1.0, 2.0, 100.0]), max_size=3),
-        "min_tokens": st.integers(0, 4),
-        "stop_ids": st.sets(token_ids, max_size=3),
-        "allowed_token_ids": st.lists(token_ids, min_size=1, max_size=5).map(tuple),
-        "bad": _words(token_ids),
-        "logprobs": st.sampled_from([0, 1, 5]),
-        "prompt": st.lists(token_ids, min_size=1, max_size=6).map(tuple),
-        "seed": st.integers(-(2**63), 2**63 - 1),
-    },
-)
-
-
 @settings(deadline=None, max_examples=150)
 @given(
     asked=st.lists(wishes, min_size=1, max_size=7),
@@ -304,7 +257,7 @@ def test_whoever_else_is_in_the_batch_a_row_is_as_it_is_alone(asked, comings, dt
 @settings(deadline=None, max_examples=100)
 @given(
     prompt=st.lists(st.integers(0, 3), min_size=1, max_size=4),
-    bad=_words(st.integers(0, 3)),
+    bad=words(st.integers(0, 3)),
     seed=st.integers(0, 99),
 )
 def test_a_bad_word_is_never_finished(prompt, bad, seed):

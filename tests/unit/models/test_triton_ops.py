@@ -15,6 +15,7 @@ if reason := runtime.unusable(DEVICE):
     pytest.skip(f"Triton cannot run: {reason}", allow_module_level=True)
 
 OPS = registry.triton_ops()
+on_cpu = pytest.mark.skipif(not runtime.INTERPRETED, reason="the model of the helpers lives on a CPU")
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 64), (7, 1000), (5, 3, 32), (3, 72), (2, 1152), (0, 64)]
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}  # a unit in the last place, for sums in another order
@@ -183,6 +184,7 @@ def test_vision_rows_are_scattered_as_by_the_reference(dtype, width):
         assert torch.equal(found, wanted), "negative rows are padding"
 
 
+@on_cpu
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_a_whole_model_computes_the_same_by_kernels(family, tmp_path, monkeypatch):
     """Both towers, with stills and a frame pair, against the same model by the plain forms."""
@@ -216,6 +218,7 @@ class StoringDense(DenseAttention):
         return self.forward(q, k, v, layer)
 
 
+@on_cpu
 def test_an_attention_that_lets_others_store_is_answered_alike(tmp_path):
     pair = Pair("qwen3_vl", tmp_path)
     prompt = pair.prompt(4, ("image", 4, 6), 3)

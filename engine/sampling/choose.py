@@ -1,0 +1,27 @@
+"""Which form of the sampler a device gets, and why. (``mmserve doctor`` shows the same.)"""
+
+import logging
+
+import torch
+
+from mmserve.engine.sampling.sampler import Sampler
+from mmserve.models.ops.triton import runtime
+
+log = logging.getLogger(__name__)
+
+
+def choose_sampling(device: torch.device) -> tuple[str, str]:
+    """(triton or torch, why): "triton" edits and draws on the device without waiting for it."""
+    if device.type == "cpu":
+        return "torch", "torch goes over the logits, numpy over the best few, which is fastest on a CPU"
+    reason = runtime.unusable(device)
+    if reason is None:
+        return "triton", "fused kernels edit and draw on the device, and nobody waits for them"
+    return "torch", f"the best few of each row are read by the host; fused kernels cannot run: {reason}"
+
+
+def sampler_for(device: torch.device) -> Sampler:
+    """The sampler of an engine on ``device``."""
+    form, why = choose_sampling(device)
+    log.info("sampling runs as %s: %s", form, why)
+    return Sampler(form)
