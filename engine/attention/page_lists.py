@@ -121,13 +121,13 @@ def shared_pages(spans: Sequence[Span], page_size: int) -> int:
     first = spans[0].table.runs
     shared = min(span.start for span in spans) // page_size
     for span in spans[1:]:
-        shared = min(shared, _common(first, span.table.runs))
+        shared = min(shared, common_pages(first, span.table.runs))
         if not shared:
             break
     return shared
 
 
-def _common(some: list[Run], others: list[Run]) -> int:
+def common_pages(some: list[Run], others: list[Run]) -> int:
     """Pages with which both begin."""
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
     pages = sum(stop - start for start, stop in some[:equal])

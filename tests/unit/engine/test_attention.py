@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mmserve.core.errors import ConfigError
-from mmserve.engine.attention.base import Span
+from mmserve.engine.attention import choose
+from mmserve.engine.attention.base import Extent, Span
 from mmserve.engine.attention.choose import attention_for, choose_attention
 from mmserve.engine.attention.matmul import MatmulAttention
 from mmserve.engine.attention.native import NativeAttention
@@ -16,6 +17,7 @@ from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape
 from mmserve.models.ops.native import attention as native
 from mmserve.models.ops.native.library import NativeUnavailable
+from mmserve.models.ops.triton import runtime
 
 CPU = torch.device("cpu")
 TOLERANCE = {
@@ -28,13 +30,32 @@ TOLERANCE = {
 def native_backend():
     if reason := native.unusable(CPU, torch.bfloat16):
         pytest.skip(reason)
-    return NativeAttention
+    return lambda pool, heads: NativeAttention(pool)
+
+
+@pytest.fixture
+def triton_backend():
+    if reason := runtime.unusable(CPU):
+        pytest.skip(reason)
+    from mmserve.engine.attention.triton import TritonAttention
+
+    return lambda pool, heads: TritonAttention(pool, Extent(heads, max_decodes=8, max_len=512))
+
+
+@pytest.fixture
+def torch_backend():
+    return lambda pool, heads: MatmulAttention(pool)
+
+
+@pytest.fixture(params=["torch", "native", "triton"])
+def backend(request):
+    """The fast backends, each made from a pool and the number of query heads."""
+    return request.getfixturevalue(f"{request.param}_backend")
 
 
 @pytest.fixture(params=["torch", "native"])
-def backend(request):
-    """The fast backends, each made from a pool."""
-    return MatmulAttention if request.param == "torch" else request.getfixturevalue("native_backend")
+def cpu_backend(request):
+    return request.getfixturevalue(f"{request.param}_backend")
 
 
 def pools(shape, total_pages, page_size):
@@ -65,35 +86,71 @@ def tables(rng, allocator, page_size, lengths, scattered):
 )
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("scattered", [False, True])
-def test_mixed_ragged_batches_agree_with_the_reference(backend, dtype, heads, dim, page_size, scattered):
-    assert_agreement(backend, dtype, heads, dim, page_size, scattered)
+def test_mixed_ragged_batches_agree_with_the_reference(cpu_backend, dtype, heads, dim, page_size, scattered):
+    assert_agreement(cpu_backend, dtype, heads, dim, page_size, scattered)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "dim", "page_size", "scattered"),
+    [
+        (torch.float32, (6, 6), 32, 16, True),
+        (torch.bfloat16, (6, 2), 20, 1, False),
+        (torch.float32, (7, 1), 64, 1, True),
+        (torch.bfloat16, (7, 1), 64, 16, False),
+        (torch.bfloat16, (16, 8), 32, 16, True),
+        (torch.float32, (4, 2), 128, 4, False),
+        (torch.bfloat16, (4, 1), 256, 3, True),
+        (torch.bfloat16, (40, 2), 32, 16, False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("news", "pasts"),
+    [([1, 1, 1], [0, 63, 190]), ([1, 17, 1], [64, 63, 0]), ([33, 1, 40], [0, 130, 65])],
+    ids=["decodes", "small", "mixed"],
+)
+def test_triton_agrees_with_the_reference_and_reads_no_other_slot(
+    triton_backend, dtype, heads, dim, page_size, scattered, news, pasts
+):
+    """Smaller steps than of the others: an interpreted program takes milliseconds."""
+    rng = random.Random(f"{dtype}{heads}{page_size}{scattered}")
+    assert_step_agrees(
+        triton_backend, rng, dtype, heads, dim, page_size, scattered, news, pasts, elsewhere=float("nan")
+    )
 
 
 def assert_agreement(backend, dtype, heads, dim, page_size, scattered):
     rng = random.Random(f"{dtype}{heads}{page_size}{scattered}")
-    torch.manual_seed(0)
-    shape = KVShape(layers=2, kv_heads=heads[1], head_dim=dim, dtype=dtype)
     for _ in range(2):
-        fast_pool, slow_pool = pools(shape, 1400 // page_size + 2, page_size)
-        fast, slow = backend(fast_pool), ReferenceAttention(slow_pool)
         news = [rng.choice([1, 1, 1, 2, 17, 150]) for _ in range(rng.randint(1, 6))]
         pasts = [rng.choice([0, 5, 63, 64, 200]) for _ in news]
-        owned = tables(
-            rng, fast_pool.allocator, page_size, [a + b for a, b in zip(news, pasts, strict=True)], scattered
-        )
-        spans, row = [], 0
-        for new, past, table in zip(news, pasts, owned, strict=True):
-            spans.append(Span(row, past, past + new, table))
-            row += new
-        q, k, v = (
-            torch.randn(row, heads[0] + 2 * heads[1], dim).to(dtype).split((heads[0], heads[1], heads[1]), 1)
-        )
-        fast.plan(spans, row)
-        slow.plan(spans, row)
-        for layer in range(2):
-            ours, theirs = fast.forward(q, k, v, layer), slow.forward(q, k, v, layer)
-            assert (ours.float() - theirs.float()).abs().max() <= TOLERANCE[dtype]
-        assert torch.equal(fast_pool.data, slow_pool.data)
+        assert_step_agrees(backend, rng, dtype, heads, dim, page_size, scattered, news, pasts)
+
+
+def assert_step_agrees(backend, rng, dtype, heads, dim, page_size, scattered, news, pasts, elsewhere=None):
+    """A step of requests with ``news`` new tokens behind ``pasts``; ``elsewhere`` fills all other slots."""
+    torch.manual_seed(0)
+    shape = KVShape(layers=2, kv_heads=heads[1], head_dim=dim, dtype=dtype)
+    stops = [new + past for new, past in zip(news, pasts, strict=True)]
+    fast_pool, slow_pool = pools(shape, 2 * sum(stops) // page_size + 20, page_size)
+    fast, slow = backend(fast_pool, heads[0]), ReferenceAttention(slow_pool)
+    owned = tables(rng, fast_pool.allocator, page_size, stops, scattered)
+    spans, row = [], 0
+    for new, past, table in zip(news, pasts, owned, strict=True):
+        spans.append(Span(row, past, past + new, table))
+        row += new
+    if elsewhere is not None:
+        unused = torch.ones(fast_pool.data.shape[3], dtype=torch.bool)
+        for past, table in zip(pasts, owned, strict=True):
+            unused[table.slots(0, past) if past else []] = False
+        fast_pool.data[:, :, :, unused] = elsewhere
+        slow_pool.data.copy_(fast_pool.data)
+    q, k, v = torch.randn(row, heads[0] + 2 * heads[1], dim).to(dtype).split((heads[0], *heads[1:] * 2), 1)
+    fast.plan(spans, row)
+    slow.plan(spans, row)
+    for layer in range(2) if elsewhere is None else (1,):
+        ours, theirs = fast.forward(q, k, v, layer), slow.forward(q, k, v, layer)
+        assert (ours.float() - theirs.float()).abs().max() <= TOLERANCE[dtype]
+    torch.testing.assert_close(fast_pool.data, slow_pool.data, rtol=0, atol=0, equal_nan=True)
 
 
 def test_padding_rows_touch_no_page_and_read_zero(backend):
@@ -101,7 +158,7 @@ def test_padding_rows_touch_no_page_and_read_zero(backend):
     pool, before = pools(shape, 8, 4)
     table = PageTable(4)
     table.extend(pool.allocator.allocate(2))
-    attention = backend(pool)
+    attention = backend(pool, 4)
     attention.plan([Span(0, 5, 6, table)], 4)
     out = attention.forward(torch.randn(4, 4, 8), torch.randn(4, 2, 8), torch.randn(4, 2, 8), 0)
     assert not out[1:].any()
@@ -117,7 +174,7 @@ def test_a_context_at_the_very_end_of_the_pool(backend):
     table.extend([(3, 5)])
     q, k, v = (torch.randn(1, 1, 8) for _ in range(3))
     outs = []
-    for attention in (backend(fast_pool), ReferenceAttention(slow_pool)):
+    for attention in (backend(fast_pool, 1), ReferenceAttention(slow_pool)):
         attention.plan([Span(0, 7, 8, table)], 1)
         outs.append(attention.forward(q, k, v, 0))
     assert torch.allclose(*outs, atol=1e-6)
@@ -177,7 +234,7 @@ def test_native_prompts_in_chunks_are_bit_for_bit_those_in_one(native_backend):
         pool = KVPool(shape, 20, 16, "cpu")
         table = PageTable(16)
         table.extend(pool.allocator.allocate(13))
-        attention, parts = native_backend(pool), []
+        attention, parts = native_backend(pool, 4), []
         for start, stop in pairwise(cuts):
             attention.plan([Span(0, start, stop, table)], stop - start)
             parts.append(attention.forward(*qkv[start:stop].split((4, 2, 2), 1), 0))
@@ -205,4 +262,38 @@ def test_auto_takes_native_where_it_runs_and_else_torch_and_says_why(monkeypatch
     assert "there is no compiler" in caplog.text
     with pytest.raises(ConfigError, match="native cannot run: there is no compiler"):
         attention_for("native", pool)
-    assert choose_attention("auto", torch.device("cuda"), torch.bfloat16)[0] == "torch"
+
+
+def test_auto_on_a_gpu_takes_flashinfer_then_triton_then_torch_and_says_why(monkeypatch):
+    reasons = {"flashinfer": None, "triton": None}
+    monkeypatch.setattr(choose.flashinfer, "unusable", lambda *_: reasons["flashinfer"])
+    monkeypatch.setattr(choose.triton, "unusable", lambda *_: reasons["triton"])
+    here = "auto", torch.device("cuda"), torch.bfloat16
+    assert choose_attention(*here)[0] == "flashinfer"
+    reasons["flashinfer"] = "it is not installed"
+    chosen, why = choose_attention(*here)
+    assert chosen == "triton"
+    assert "flashinfer cannot run: it is not installed" in why
+    reasons["triton"] = "the GPU is too old"
+    chosen, why = choose_attention(*here)
+    assert chosen == "torch"
+    assert "not installed" in why
+    assert "too old" in why
+    for name in reasons:
+        with pytest.raises(ConfigError, match=f"attention_backend {name} cannot run: {reasons[name]}"):
+            choose_attention(name, *here[1:])
+
+
+def test_flashinfer_is_asked_about_the_models_own_heads(monkeypatch):
+    asked = []
+    monkeypatch.setattr(choose.flashinfer, "unusable", lambda *which: asked.append(which))
+    choose_attention("flashinfer", torch.device("cuda"), torch.bfloat16, 48)
+    assert asked == [(torch.device("cuda"), torch.bfloat16, 48)]
+
+
+def test_a_cpu_never_gets_an_interpreter_unasked(triton_backend):
+    assert choose_attention("auto", CPU, torch.bfloat16)[0] != "triton"
+    assert choose_attention("triton", CPU, torch.bfloat16)[0] == "triton"
+    pool = KVPool(KVShape(1, 1, 16, torch.float32), 3, 4, "cpu")
+    backend = attention_for("triton", pool, Extent(heads=2, max_decodes=2, max_len=8))
+    assert type(backend).__name__ == "TritonAttention"
