@@ -125,6 +125,7 @@ class CPUDevice:
 
 class EagerCPUDevice(CPUDevice):
     def capture(self, forward: Callable[[], None], family: str = STEPS) -> Graph:
+        forward()
         return EagerGraph(forward)
 
 
@@ -255,4 +256,5 @@ class CUDADevice:
 
 class EagerCUDADevice(CUDADevice):
     def capture(self, forward: Callable[[], None], family: str = STEPS) -> Graph:
+        forward()
         return EagerGraph(forward)
