@@ -1,10 +1,8 @@
 """Attention over the segments of one packed batch: every row sees the rows of its own segment, both ways."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -12,11 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmserve.encoders.parts import Parts
+from mmserve.encoders.segments import Run, Tiles, tiles_for
 from mmserve.models.config import VisionConfig
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.linear import Linear
 from mmserve.models.layers.rope import RopeTable
+from mmserve.models.ops import flashinfer
 from mmserve.models.ops.native import attention as native
+from mmserve.models.ops.triton import runtime as triton
 
 log = logging.getLogger(__name__)
 
@@ -28,35 +29,20 @@ SOFTMAX_WORK = 64.0  # what the softmax of one score takes, in operations of a m
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Run:
-    """``count`` neighbouring segments of ``length`` rows each, from row ``start`` on."""
-
-    start: int
-    length: int
-    count: int
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.start + self.length * self.count)
-
-
-def runs(lengths: Iterable[int]) -> tuple[Run, ...]:
-    """The segments of a packed batch, neighbours of equal length together."""
-    found, start = [], 0
-    for length, group in groupby(lengths):
-        count = sum(1 for _ in group)
-        found.append(Run(start, length, count))
-        start += length * count
-    return tuple(found)
-
-
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: tuple[Run, ...]
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: tuple[Run, ...] | Tiles
 ) -> Parts[torch.Tensor]:
     """softmax(q k^T / sqrt(dim)) v within each segment, in parts; all [T, heads, dim], result
     [T, heads * dim]. Rows in no segment are zero."""
-    form, _ = choose_form(q.device, q.dtype)
+    if isinstance(segments, Tiles):
+        return _in_tiles(q, k, v, segments)
+    form, _ = choose_form(q.device, q.dtype, q.shape[2])
+    if form in ("flashinfer", "triton"):
+        mixed = (
+            _ragged(q, k, v, segments) if form == "flashinfer" else _in_tiles(q, k, v, tiles_for(segments, q))
+        )
+        yield 4.0 * q.shape[1] * q.shape[2] * sum(run.count * run.length**2 for run in segments)
+        return mixed
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     for run in segments:
         if form == "native":
@@ -69,17 +55,55 @@ def attend(
 
 
 @cache
-def choose_form(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """(native, products or fused, why): how ``attend`` runs on ``device`` in ``dtype``."""
-    reason = native.unusable(device, dtype) or native.left_to_torch(dtype)
-    if reason is None:
-        form, why = "native", "kernels in C++ sum in float32 at its full rate"
-    elif device.type == "cpu" and dtype == torch.bfloat16:
-        form, why = "products", f"torch's matrix products, not kernels in C++: {reason}"
-    else:
-        form, why = "fused", f"torch's own attention, not kernels in C++: {reason}"
+def choose_form(device: torch.device, dtype: torch.dtype, head_dim: int = 64) -> tuple[str, str]:
+    """(flashinfer, triton, native, products or fused, why): how ``attend`` runs on ``device``."""
+    form, why = _on_cpu(dtype) if device.type == "cpu" else _on_gpu(device, dtype, head_dim)
     log.info("attention of pictures runs as %s: %s", form, why)
     return form, why
+
+
+def _on_cpu(dtype: torch.dtype) -> tuple[str, str]:
+    reason = native.unusable(torch.device("cpu"), dtype) or native.left_to_torch(dtype)
+    if reason is None:
+        return "native", "kernels in C++ sum in float32 at its full rate"
+    if dtype == torch.bfloat16:
+        return "products", f"torch's matrix products, not kernels in C++: {reason}"
+    return "fused", f"torch's own attention, not kernels in C++: {reason}"
+
+
+def _on_gpu(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, str]:
+    lacking = flashinfer.unusable(device, dtype, head_dim)
+    if lacking is None:
+        return "flashinfer", "one call for all pictures of a batch, by kernels made for this GPU"
+    reason = triton.unusable(device)
+    if reason is None:
+        return "triton", f"one kernel for all pictures of a batch; flashinfer cannot run: {lacking}"
+    return "fused", f"torch's own attention; flashinfer cannot run: {lacking}; triton cannot run: {reason}"
+
+
+@cache
+def _ragged_on(device: torch.device) -> flashinfer.RaggedAttention:
+    return flashinfer.RaggedAttention(device)
+
+
+def _ragged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: tuple[Run, ...]) -> torch.Tensor:
+    """By FlashInfer, which wants every row to be in a segment."""
+    rows = segments[-1].rows.stop if segments else 0
+    lengths = tuple(run.length for run in segments for _ in range(run.count))
+    if rows == len(q):
+        return _ragged_on(q.device)(q, k, v, lengths).flatten(1)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    if rows:
+        out[:rows] = _ragged_on(q.device)(q[:rows], k[:rows], v[:rows], lengths)
+    return out.flatten(1)
+
+
+def _in_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+    from mmserve.models.ops.triton import varlen_attention
+
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    varlen_attention.attend(q, k, v, tiles.table, tiles.rows, out)
+    return out.flatten(1)
 
 
 def _native(run: Run, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> Parts[None]:

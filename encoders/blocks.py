@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmserve.encoders.attention import Run, VisionAttention, attend
+from mmserve.encoders.attention import VisionAttention, attend
 from mmserve.encoders.parts import ROWS, Parts, row_parts, row_work
+from mmserve.encoders.segments import Run
 from mmserve.models.config import VisionConfig
 from mmserve.models.layers.base import Layer, Placement
 from mmserve.models.layers.linear import Linear

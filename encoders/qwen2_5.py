@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from mmserve.encoders.attention import runs
 from mmserve.encoders.blocks import Merger, VisionBlock
 from mmserve.encoders.grids import Grid, GridCache, GridConstants, coordinates, joined, windows
 from mmserve.encoders.parts import Parts
+from mmserve.encoders.segments import runs
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from mmserve.encoders.attention import Run, runs
 from mmserve.encoders.grids import Grid, GridConstants, axial_rope, joined
 from mmserve.encoders.parts import Parts, Resumable
 from mmserve.encoders.patch_embed import PatchEmbed
+from mmserve.encoders.segments import Run, runs
 from mmserve.models.config import Normalization, VisionConfig
 from mmserve.models.layers.base import Placement
 from mmserve.models.layers.rope import RopeTable

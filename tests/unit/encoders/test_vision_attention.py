@@ -5,10 +5,12 @@ import pytest
 import torch
 
 from mmserve.encoders import attention
-from mmserve.encoders.attention import Run, attend, runs
+from mmserve.encoders.attention import attend
 from mmserve.encoders.parts import Resumable
+from mmserve.encoders.segments import Run, Tiles, runs
 from mmserve.models.ops.native import attention as native
 from mmserve.models.ops.native.library import NativeUnavailable
+from mmserve.models.ops.triton import runtime as triton
 
 
 def plain(q, k, v, lengths):
@@ -42,6 +44,58 @@ def test_attend_equals_plain_softmax(form, lengths, dim, dtype, tolerance):
     q, k, v = qkv[:, :3], qkv[:, 3:6], qkv[:, 6:]
     found = Resumable(attend(q, k, v, runs(lengths))).finish()
     torch.testing.assert_close(found.double(), plain(q, k, v, lengths), rtol=0, atol=tolerance)
+
+
+@pytest.fixture
+def triton_form(monkeypatch):
+    if reason := triton.unusable(torch.device("cpu")):
+        pytest.skip(reason)
+    monkeypatch.setattr(attention, "choose_form", lambda *_: ("triton", "chosen by the test"))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "dim", "dtype"),
+    [
+        ([7], 20, torch.float32),
+        ([64] * 3 + [16, 4], 80, torch.bfloat16),  # windows of Qwen2.5-VL, cut at a picture's edge
+        ([130, 130, 12], 72, torch.bfloat16),
+        ([140, 64, 1], 64, torch.float32),
+        ([33, 70], 48, torch.bfloat16),
+        ([40], 256, torch.bfloat16),
+    ],
+)
+def test_triton_equals_plain_softmax(triton_form, lengths, dim, dtype):
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 6, dim).to(dtype)
+    q, k, v = qkv[:, :2], qkv[:, 2:4], qkv[:, 4:]
+    found = Resumable(attend(q, k, v, runs(lengths))).finish()
+    wanted = plain(q, k, v, lengths)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 if dtype.itemsize == 4 else 2e-2)
+
+
+def test_rows_in_no_segment_are_zero_to_triton_and_never_read(triton_form):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 50, 1, 32)
+    for x in (q, k, v):
+        x[40:] = float("nan")
+    found = Resumable(attend(q, k, v, runs([24, 16]))).finish()
+    wanted = plain(q[:40], k[:40], v[:40], [24, 16])
+    torch.testing.assert_close(found[:40].double(), wanted, rtol=0, atol=1e-5)
+    assert not found[40:].any()
+
+
+def test_tiles_that_stay_are_filled_anew(triton_form):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 60, 2, 32)
+    tiles = Tiles(4, 40, q.device, q.dtype)
+    table = tiles.table.data_ptr()
+    for lengths in ([40, 20], [20, 20, 20], [60]):
+        tiles.fill(runs(lengths))
+        assert tiles.table.data_ptr() == table
+        found = Resumable(attend(q, k, v, tiles)).finish()
+        torch.testing.assert_close(found.double(), plain(q, k, v, lengths), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="5 tiles; there is room for 4"):
+        tiles.fill(runs([12] * 5))
 
 
 def test_products_are_exact_in_float32():
@@ -89,7 +143,6 @@ def test_the_form_goes_by_what_the_cpu_can_do(monkeypatch):
     def unavailable():
         raise NativeUnavailable("there is no compiler")
 
-    assert chosen(torch.device("cuda"), torch.bfloat16)[0] == "fused"
     monkeypatch.setattr(native, "kernels", lambda: None)
     monkeypatch.setattr(native, "bf16_instructions", lambda: None)
     assert chosen(cpu, torch.bfloat16)[0] == "native"
@@ -100,3 +153,41 @@ def test_the_form_goes_by_what_the_cpu_can_do(monkeypatch):
     form, why = chosen(cpu, torch.float32)
     assert form == "fused"
     assert "there is no compiler" in why
+
+
+def test_on_a_gpu_the_form_is_flashinfer_then_triton_then_torchs_own(monkeypatch):
+    reasons = {"flashinfer": None, "triton": None}
+    monkeypatch.setattr(attention.flashinfer, "unusable", lambda *_: reasons["flashinfer"])
+    monkeypatch.setattr(attention.triton, "unusable", lambda *_: reasons["triton"])
+    here = torch.device("cuda"), torch.bfloat16, 72
+    chosen = attention.choose_form.__wrapped__
+    assert chosen(*here)[0] == "flashinfer"
+    reasons["flashinfer"] = "no heads of 72"
+    form, why = chosen(*here)
+    assert form == "triton"
+    assert "no heads of 72" in why
+    reasons["triton"] = "the GPU is too old"
+    form, why = chosen(*here)
+    assert form == "fused"
+    assert "too old" in why
+
+
+def test_flashinfer_attends_within_all_segments_in_one_call(monkeypatch):
+    """Told by a stand-in for its attention, which wants every row to be in a segment."""
+    asked = []
+
+    def ragged(q, k, v, lengths):
+        asked.append(lengths)
+        return plain(q, k, v, list(lengths)).view(q.shape).to(q.dtype)
+
+    monkeypatch.setattr(attention, "choose_form", lambda *_: ("flashinfer", "chosen by the test"))
+    monkeypatch.setattr(attention, "_ragged_on", lambda device: ragged)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 30, 2, 16)
+    for rows in (30, 24):
+        lengths = [8, 8, rows - 16]
+        found = Resumable(attend(q, k, v, runs(lengths))).finish()
+        wanted = plain(*(x[:rows] for x in (q, k, v)), lengths)
+        torch.testing.assert_close(found[:rows].double(), wanted, rtol=0, atol=1e-5)
+        assert not found[rows:].any()
+    assert asked == [(8, 8, 14), (8, 8, 8)]
