@@ -183,7 +183,7 @@ def _label(saved: Saved, language: str) -> str:
     told = WORDS[language]["machine"].format(
         model=escape(saved.model), day=f'<time datetime="{day}">{day}</time>'
     )
-    return f"""<article class="label" lang="{escape(saved.language)}">
+    return f"""<article class="{_kind(label.text)}" lang="{escape(saved.language)}">
 <p class="maker">{escape(label.maker)}</p>
 <h2 class="work-line"><cite class="title">{title}</cite>, <span class="date">{date}</span></h2>
 <p class="medium">{escape(label.medium)}</p>
@@ -192,6 +192,12 @@ def _label(saved: Saved, language: str) -> str:
 <p class="text">{escape(label.text)}</p>
 <p class="machine" lang="{language}">{told}</p>
 </article>"""
+
+
+def _kind(text: str) -> str:
+    """The class of a label by how long its ``text`` is, for print.css: its card has one size."""
+    width = sum(2 if char > "\u2e80" else 1 for char in text)  # of Japanese, each fills a square
+    return "label longer" if width > 320 else "label long" if width > 200 else "label"
 
 
 def _image(saved: Saved, lazy: bool = False) -> str:

@@ -215,6 +215,8 @@ async def test_whoever_has_no_camera_is_told_why_and_uploads(hang, shots, hindra
             assert title == words[f"note.{name}"]
             await shoot(page, shots / f"{name}.png")
             await check_access(page)
+            if name == "no-camera":
+                await try_samples(page, shots)
             if name == "refused":
                 await page.evaluate(WATCH_THE_WALL)
                 await give_file(page, SAMPLES / "circle-rabbit.jpg")
@@ -222,6 +224,20 @@ async def test_whoever_has_no_camera_is_told_why_and_uploads(hang, shots, hindra
                 await state(page, "held")
                 await page.evaluate("document.getElementById('hold').click()")
                 await state(page, "refused")
+
+
+async def try_samples(page, shots):
+    """The pictures that hang there to be tried have labels, before the first one and afterwards."""
+    await page.evaluate("document.querySelector('.label:not(.leaving) .samples button').click()")
+    assert "Cat on Green" in await finished(page, "cat")
+    await state(page, "held")
+    await page.press("h")
+    await state(page, "no-camera")
+    await check_access(page)
+    await shoot(page, shots / "samples.png")
+    await page.evaluate("document.querySelector('#notice-samples li:last-child button').click()")
+    assert "Teapot" in await finished(page, "teapot")
+    await state(page, "held")
 
 
 async def test_a_server_that_was_away_is_found_again_and_the_label_stays(hang, film_of, shots):

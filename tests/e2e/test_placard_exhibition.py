@@ -1,24 +1,34 @@
-"""The placard's page in an exhibition: a kiosk by day, closed at night, and a model that has no room."""
+"""The placard's page in an exhibition: a kiosk by day, closed at night, a model that has no room, and
+labels and languages that need much of it."""
 
 import asyncio
+import base64
 import json
+import re
 
 import httpx
+import pytest
 from helpers.browser import needs_browser
+from helpers.placard import FIELDS
 from helpers.placard_page import (
     CUT,
     SAMPLES,
     SCENE_S,
+    SIZES,
     SOME,
     check_access,
     finished,
     give_file,
+    look_as,
     opened,
+    shoot,
     shoot_all,
     state,
 )
 
 from mmserve.core.errors import Overloaded
+from mmserve.demos.placard.labels import LIMITS
+from mmserve.demos.placard.pages import WORDS
 from mmserve.server.errors import error_response
 
 pytestmark = needs_browser
@@ -183,6 +193,8 @@ async def test_a_kiosk_writes_and_saves_by_itself_and_shows_no_menus(hang, film_
             [saved] = httpx.get(f"{url}/placard/labels").json()["labels"]
             assert saved["label"]["title"] == "Cat on Green"
             assert await page.evaluate("window.locks") == ["screen"]
+            kept = await words(page, "privacy.frames.kept")
+            assert await page.evaluate("document.querySelector('.privacy .frames').textContent") == kept
             shown = await page.evaluate("""[...document.querySelectorAll("button, a")]
                 .filter((each) => each.checkVisibility()).map((each) => each.id)""")
             assert [name for name in shown if name] == ["hold", "shutter"]
@@ -242,3 +254,77 @@ async def test_a_kiosk_rests_when_it_has_written_enough_for_a_minute(hang, film_
             assert await labels(page) == 1
             await page.press(" ")  # who asks for one has it
             await page.until("placard.figures.labels === 2")
+
+
+# ---------------------------------------------------------------- what is long
+
+LONG = {
+    **FIELDS,
+    "title": "Two Apples Beside a Blue Enamel Jug on a Table, Before or After a Meal",
+    "text": "A blue jug leans its handle towards two apples, one red and one going soft at the stem. " * 7,
+}
+# What the model writes, whoever asks.
+WRITES = """
+  const plain = window.fetch;
+  window.fetch = (path, options) => {
+    if (!String(path).endsWith("/v1/chat/completions")) return plain(path, options);
+    const said = options.body.includes("response_format") ? JSON.stringify(LABEL) : "A jug.";
+    const event = (content, finish_reason) =>
+      `data: ${JSON.stringify({ choices: [{ delta: { content }, finish_reason }] })}\\n\\n`;
+    const told = { headers: { "content-type": "text/event-stream" } };
+    return Promise.resolve(new Response(event(said, null) + event("", "stop") + "data: [DONE]\\n\\n", told));
+  };
+"""
+FITS = """(({ scrollHeight, clientHeight }) => scrollHeight <= clientHeight)(
+    document.getElementById("stack"))"""
+
+
+def writing(label):
+    """A script by which the model writes ``label``, cut to what its form allows."""
+    cut = {name: text[: LIMITS[name]] for name, text in label.items()}
+    return WRITES.replace("LABEL", json.dumps(cut))
+
+
+async def test_the_longest_label_is_seen_whole_and_printed_on_one_card(hang, film_of, shots):
+    with hang(kiosk=True, saving="all") as url:
+        async with opened(f"{url}/placard/", film_of("apples.jpg"), writing(LONG)) as page:
+            await finished(page, "two apples")
+            await page.until("document.querySelector('.label:not(.leaving) .code img')?.naturalWidth")
+            for size in ("laptop", "wall"):
+                await look_as(page, size)
+                await page.until(FITS)
+                await shoot(page, shots / f"long-{size}.png")
+            for size in SIZES:
+                await look_as(page, size)
+                await page.go(f"{url}/placard/?screen")
+                await finished(page, "two apples")
+                await page.until(FITS)
+                await shoot(page, shots / f"long-screen-{size}.png")
+            [saved] = httpx.get(f"{url}/placard/labels").json()["labels"]
+            await page.go(f"{url}{saved['url']}")
+            pdf = await page.call("Page.printToPDF", preferCSSPageSize=True)
+            pdf = base64.b64decode(pdf["data"])
+            (shots / "long-permalink.pdf").write_bytes(pdf)
+            assert len(re.findall(rb"/Type /Page\b", pdf)) == 1
+            await page.call("Emulation.setEmulatedMedia", media="print")
+            card, label = await page.evaluate("""["main", ".label"].map((name) =>
+                document.querySelector(name).getBoundingClientRect().bottom)""")
+            assert label <= card
+
+
+@pytest.mark.parametrize("width", [390, 320])
+async def test_no_language_needs_more_room_than_a_phone_has(hang, film_of, shots, width):
+    with hang() as url:
+        async with opened(f"{url}/placard/", film_of("cat.jpg")) as page:
+            await finished(page, "cat")
+            await page.press("h")
+            await page.press("s")
+            await look_as(page, "phone", width=width)
+            for language in WORDS:
+                target = f"{{ target: {{ value: '{language}' }} }}"
+                await page.evaluate(f"document.getElementById('language').onchange({target})")
+                wide = await page.evaluate("""[...document.querySelectorAll("header, main, .side, .tools")]
+                    .filter(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth + 1)
+                    .map((each) => each.className)""")
+                assert not wide, (language, wide)
+                await shoot(page, shots / f"{language}-{width}.png")

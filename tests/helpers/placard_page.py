@@ -68,8 +68,10 @@ async def opened(address, film=None, script=None):
         yield page
 
 
-async def look_as(page, size, light="light"):
-    width, height = SIZES[size]
+async def look_as(page, size, light="light", width=None):
+    """As a display of ``size``, which may be as narrow as ``width`` pixels."""
+    usual, height = SIZES[size]
+    width = width or usual
     sizes = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
     await page.call("Emulation.setDeviceMetricsOverride", **sizes)
     features = [{"name": "prefers-color-scheme", "value": light}]

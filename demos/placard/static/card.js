@@ -4,6 +4,7 @@ import { wholeSentences } from "./label.js";
 import { t } from "./i18n.js";
 
 const FADE_MS = 240;
+const SMALLEST_PX = 15; // letters of a label that else would not fit beside its picture
 const GIVEN = ["maker", "dimensions", "credit_line"]; // lines that are known before a label is written
 const PLACES = { title: ".title", medium: ".medium", date: ".date", text: ".text", maker: ".maker", dimensions: ".dimensions", credit_line: ".credit" };
 const SPOKEN = ["title", "medium", "date"];
@@ -13,6 +14,11 @@ export class Wall {
   constructor(stack, region) {
     Object.assign(this, { stack, region });
     this.card = null; // that hangs there
+    this._growing = new ResizeObserver(() => this._fit());
+    window.addEventListener("resize", () => {
+      this.card?.element.style.removeProperty("font-size");
+      this._fit();
+    });
   }
 
   /* Hang an empty label in the place of what hangs there. */
@@ -20,11 +26,24 @@ export class Wall {
     const old = [...this.stack.children];
     this.stack.append(card.element);
     this.card = card;
+    this._growing.disconnect();
+    this._growing.observe(card.element);
     for (const element of old) {
       element.classList.add("leaving");
       element.inert = true;
       element.setAttribute("aria-hidden", "true");
       setTimeout(() => element.remove(), calm() ? 0 : FADE_MS);
+    }
+  }
+
+  /* Write a label that has grown too long for its place in smaller letters, so that nobody has to scroll. */
+  _fit() {
+    const { stack } = this;
+    const { element } = this.card;
+    let size = parseFloat(getComputedStyle(element).fontSize);
+    while (stack.scrollHeight > stack.clientHeight && size > SMALLEST_PX) {
+      size = Math.max(SMALLEST_PX, size - 0.5);
+      element.style.fontSize = `${size}px`;
     }
   }
 

@@ -561,10 +561,16 @@ function speak(language) {
   translate(document);
   $("written").textContent = tongue().id === document.documentElement.lang ? "" : t("set.written", { language: tongue().name });
   const kept = { all: "privacy.all", ask: "privacy.saved" }[setup.saving] ?? "privacy.off";
+  for (const place of document.querySelectorAll(".frames")) place.textContent = privacy();
   $("privacy-saved").textContent = t(kept, { folder: setup.folder ?? "" });
   fill($("voice"), setup.voices.map((each) => [each.id, t(`voice.${each.id}`), each.available === false]), voice().id);
   note();
   change();
+}
+
+/* What becomes of the pictures. */
+function privacy() {
+  return t(setup?.saving === "all" ? "privacy.frames.kept" : "privacy.frames");
 }
 
 function note() {
@@ -656,7 +662,7 @@ function change() {
   $("notice").hidden = !NOTICES.has(state);
   if (NOTICES.has(state)) {
     $("notice-title").textContent = t(`note.${state}`);
-    $("notice-text").textContent = t(`note.${state}.text`, { time: closedUntil(setup?.night) ?? "" });
+    $("notice-text").textContent = t(`note.${state}.text`, { time: closedUntil(setup?.night) ?? "", privacy: privacy() });
   }
   for (const id of ["retry", "notice-upload", "unlock"]) $(id).hidden = !WAYS_ON[state]?.includes(id);
   if (wall.card?.invites) invite();

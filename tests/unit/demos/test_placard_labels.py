@@ -8,6 +8,7 @@ import pytest
 
 from mmserve.core.messages import Grammar
 from mmserve.demos.placard import labels, tiny
+from mmserve.demos.placard.app import STATIC
 from mmserve.engine.grammar.guidance import GuidanceBackend
 from mmserve.models.hub import resolve
 from mmserve.models.tiny.evalset import read_evalset
@@ -146,3 +147,13 @@ def test_tiny_vls_form_ends_with_the_text_and_holds_the_title(accepts):
     assert accepts(tiny.schema(described), written(title="Cat on Green", **fields))
     assert not accepts(tiny.schema(described), written(title="Dog", **fields))
     assert not accepts(tiny.schema(), written(title="Dog", **fields, alt_text="A cat."))
+
+
+def test_each_voice_has_its_name_and_note_in_the_page_s_languages():
+    words = (STATIC / "i18n.js").read_text(encoding="utf-8")
+    for voice in (*labels.VOICES, tiny.VOICE):
+        for key in (f'"voice.{voice.id}":', f'"voice.{voice.id}.note":'):
+            assert words.count(key) == len(labels.LANGUAGES), key
+    for name in tiny.SAMPLES:
+        assert words.count(f'"sample.{name}":') == len(labels.LANGUAGES)
+        assert (STATIC / "samples" / f"{name}.jpg").is_file()
