@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from mmserve.engine.sampling.batch import BLOCK_BYTES
 from mmserve.engine.sampling.sampler import Sampler
 from mmserve.models.ops.triton import runtime
 
@@ -18,6 +19,16 @@ def choose_sampling(device: torch.device) -> tuple[str, str]:
     if reason is None:
         return "triton", "fused kernels edit and draw on the device, and nobody waits for them"
     return "torch", f"the best few of each row are read by the host; fused kernels cannot run: {reason}"
+
+
+def bytes_at_most(form: str, vocab: int, rows: int) -> int:
+    """What the sampler may come to hold on the device for ``rows`` requests that run at once: for whoever
+    shares memory out."""
+    if form == "torch":
+        return BLOCK_BYTES["cuda"]
+    from mmserve.engine.sampling import remembered  # Triton is there, then
+
+    return remembered.bytes_at_most(vocab, rows)
 
 
 def sampler_for(device: torch.device) -> Sampler:

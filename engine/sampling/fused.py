@@ -141,7 +141,8 @@ class FusedBatch:
         own that the kernel fills in."""
         entries: list[Entry] = []
         words: list[tuple[int, int, tuple[int, ...]]] = []
-        for row, (request, flags) in enumerate(zip(self.requests, kind.tolist(), strict=True)):
+        for row in _rows(kind, BIASED | BARRED | HELD):
+            request, flags = self.requests[row], int(kind[row])
             ints["begin"][row] = len(entries)
             if flags & BIASED:
                 entries += request.prepared.sampling.logit_bias.items()

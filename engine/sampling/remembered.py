@@ -5,7 +5,7 @@ import torch
 
 from mmserve.engine.sampling.upload import upload
 from mmserve.engine.scheduler.request import Request
-from mmserve.models.ops.triton.logits import PROMPT, Work, room, width_of
+from mmserve.models.ops.triton.logits import BLOCK, PROMPT, Work, room, width_of
 from mmserve.models.ops.triton.sampling import blocks_in
 
 WORK_BYTES = 256 << 20  # of float32 logits
@@ -86,6 +86,13 @@ class Texts:
         self.reach(len(tail))
         self.table[row, : len(tail)] = upload(tail.astype(np.int32), self.table.device)
         self._began[row] = (len(tail), request.num_generated)
+
+
+def bytes_at_most(vocab: int, rows: int) -> int:
+    """What all of this may come to hold on the device when ``rows`` requests run at once, all penalised."""
+    at_once = min(2 * rows, max(WORK_BYTES // (4 * width_of(vocab)), 1))
+    row = 4 * (width_of(vocab) + 2 * width_of(vocab) // BLOCK + blocks_in(vocab))
+    return at_once * row + 4 * vocab * max(8, 2 * rows)  # all of it grows to twice what is needed
 
 
 class Remembered:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmserve.engine.sampling.block import NO_TOKEN
-from mmserve.engine.sampling.choose import choose_sampling
+from mmserve.engine.sampling.choose import bytes_at_most, choose_sampling
 from mmserve.engine.sampling.draw import Cuts, threshold
 from mmserve.engine.sampling.leaders import block_maxima
 from mmserve.engine.sampling.noise import uniforms
@@ -316,6 +316,18 @@ def test_a_large_batch_is_worked_on_in_parts_of_one_answer(monkeypatch):
     assert sampler.sample(logits.to(DEVICE), asked) == whole
     assert sampler._history.room(1)[0].logits.shape[0] == 1
     assert sampler._history.most_rows == 3
+
+
+def test_no_more_memory_is_held_than_is_told():
+    sampler = Sampler(FUSED)
+    for count in (1, 3, 4, 9, 20):
+        asked = [request(str(i), frequency_penalty=0.1, seed=i) for i in range(count)]
+        sampler.sample(torch.zeros(count, 300, device=DEVICE), asked)
+        history = sampler._history
+        held = [*history.room(count)[0], history.room(count)[1], history.counts.table]
+        assert sum(x.untyped_storage().nbytes() for x in held) <= bytes_at_most(FUSED, 300, count)
+        for one in asked:
+            sampler.forget(one)
 
 
 def test_where_triton_runs_the_sampler_is_fused_and_where_not_it_is_said(monkeypatch):
