@@ -8,6 +8,14 @@ from pathlib import Path
 import pytest
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Say loudly that pages were not tested, and what brings a browser."""
+    skipped = [each for each in terminalreporter.stats.get("skipped", []) if "chromium" in str(each.longrepr)]
+    if skipped:
+        told = f"{len(skipped)} tests need a browser and were skipped: apt-get install -y chromium brings one"
+        terminalreporter.write_line(told, yellow=True)
+
+
 @pytest.fixture(scope="module")
 def film_of(tmp_path_factory):
     from helpers.browser import y4m

@@ -33,7 +33,8 @@ CHROMIUM = os.environ.get("MMSERVE_CHROMIUM") or shutil.which("chromium") or shu
 START_S, END_S, ANSWER_S = 60.0, 20.0, 5.0
 
 needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium on the path nor in MMSERVE_CHROMIUM; Debian's package has it"
+    CHROMIUM is None,
+    reason="no chromium on the path nor in MMSERVE_CHROMIUM; apt-get install -y chromium brings it",
 )
 
 
