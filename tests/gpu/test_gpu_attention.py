@@ -148,7 +148,7 @@ def test_a_captured_step_answers_under_later_plans(device, name, page_size):
         out["rows"] = pair.fast.forward(*buffer.split(heads, 1), 0)
 
     graph = place.capture(forward) if pair.fast.capturable else EagerGraph(forward)
-    for count in (8, 3, 8, 1):
+    for count in (8, 3, 8, 1) if device.type == "cuda" else (3, 1):
         spans, _ = pair.spans([1] * count, [random.randint(0, pair.longest - 40) for _ in range(count)])
         buffer.normal_()
         for attention in (pair.fast, pair.slow):
@@ -160,7 +160,7 @@ def test_a_captured_step_answers_under_later_plans(device, name, page_size):
         pair.free(spans)
 
 
-def test_a_common_prefix_is_read_once_and_changes_nothing(device, monkeypatch):
+def test_flashinfer_reads_a_common_prefix_once(device, monkeypatch):
     from mmserve.engine.attention import flashinfer
 
     pair = Pair("flashinfer", device, torch.bfloat16, (32, 8, 128), 16, small=device.type == "cpu")
@@ -171,7 +171,7 @@ def test_a_common_prefix_is_read_once_and_changes_nothing(device, monkeypatch):
     assert pair.fast.form == "cascade"
 
 
-def test_segments_of_pictures(device):
+def test_flashinfer_within_segments_of_pictures(device):
     if reason := ops.unusable(device, torch.bfloat16, 64):
         pytest.skip(f"FlashInfer: {reason}")
     lengths = (1024, 256, 4096)
