@@ -39,6 +39,7 @@ class Settings:
             "alt_first": host.bundled,
             "pictures": host.bundled,
             "samples": tiny.SAMPLES if host.bundled else (),
+            "unknown": tiny.UNKNOWN if host.bundled else None,
             "sampling": {"temperature": 0} if host.bundled else {},  # else as the model's makers advise
             "model": host.model,
             "keyed": host.keyed,

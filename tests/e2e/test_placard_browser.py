@@ -240,6 +240,18 @@ async def try_samples(page, shots):
     await state(page, "held")
 
 
+async def test_who_shows_what_tiny_vl_does_not_know_is_told_what_it_knows(hang, film_of, shots):
+    with hang() as url:
+        async with opened(f"{url}/placard/", film_of("photograph.jpg")) as page:
+            assert "tiny-vl" in await finished(page, "drawn things")
+            await page.press("h")
+            await state(page, "held")
+            await check_access(page)
+            await shoot_all(page, shots, "unknown", SOME)
+            await page.evaluate("document.querySelector('.label:not(.leaving) .samples button').click()")
+            assert "drawn things" not in await finished(page, "cat on green")
+
+
 async def test_a_server_that_was_away_is_found_again_and_the_label_stays(hang, film_of, shots):
     with hang() as url:
         async with opened(f"{url}/placard/?transport=ws", film_of("cat.jpg"), CUT) as page:

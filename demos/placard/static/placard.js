@@ -318,6 +318,9 @@ function hang(mine) {
 async function complete(mine, whole) {
   mine.card?.finish(whole);
   if (!whole || mine.card === null) return enable();
+  if (mine.card.label.title === setup.unknown && mayTry()) {
+    mine.card.element.querySelector(".foot").before(...suggestion(stream === null));
+  }
   figures.labels += 1;
   tally.add("written");
   channel.postMessage({ label: mine.card.label, language: mine.language, number: figures.swaps, whole });
@@ -594,7 +597,7 @@ function invite() {
   if (wall.card && !wall.card.invites) return;
   const blind = HINDERED.has(machine.state);
   const closed = ["paused", "locked"].includes(machine.state);
-  const few = setup.samples.length > 0 && !closed && !inKiosk() && !second;
+  const few = !closed && mayTry();
   const how = closed ? "" : t(blind ? "invite.upload" : automatic() ? "invite.text" : "invite.shutter");
   const invites = [document.documentElement.lang, how, few].join("\n");
   if (wall.card?.invites === invites) return;
@@ -605,16 +608,22 @@ function invite() {
   card.finish(false);
   card.element.classList.add("invites");
   card.element.classList.toggle("at-once", Boolean(wall.card));
-  if (few) card.element.append(confession(blind), samples());
+  if (few) card.element.append(...suggestion(blind));
   wall.hang(card);
 }
 
-/* That the model knows drawn things alone. */
-function confession(blind) {
+/* Whether visitors are offered pictures to try, since the model knows little else. */
+function mayTry() {
+  return setup.samples.length > 0 && !inKiosk() && !second;
+}
+
+/* That the model knows drawn things alone, and some of them. */
+function suggestion(blind) {
   const words = document.createElement("p");
   words.className = "known";
+  words.lang = document.documentElement.lang;
   words.textContent = t(blind ? "invite.known.upload" : "invite.known");
-  return words;
+  return [words, samples()];
 }
 
 /* Pictures of the model's world; each is a button by which it is taken. */
@@ -666,7 +675,7 @@ function change() {
   }
   for (const id of ["retry", "notice-upload", "unlock"]) $(id).hidden = !WAYS_ON[state]?.includes(id);
   if (wall.card?.invites) invite();
-  $("notice-samples").replaceChildren(...(HINDERED.has(state) && wall.card?.finished && setup.samples.length ? [samples()] : []));
+  $("notice-samples").replaceChildren(...(HINDERED.has(state) && wall.card?.finished && mayTry() ? [samples()] : []));
   $("retry").textContent = t(state === "paused" ? "do.wake" : "do.retry");
   enable();
   tell();
