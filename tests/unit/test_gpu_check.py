@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,14 +61,17 @@ def test_what_is_missing_is_named_with_the_command_that_brings_it(tmp_path):
     assert "-d .whl msgspec" in run.stderr
 
 
-def test_a_part_that_does_not_end_is_killed_and_told(tmp_path):
-    sys.path.insert(0, str(ROOT / ".ci"))
-    try:
-        import gpu_check
-    finally:
-        sys.path.pop(0)
-    parser = ["--device", "cpu", "--out", str(tmp_path), "--budget", "60"]
-    found = gpu_check.Check(gpu_check.arguments(parser))
+@pytest.fixture
+def gpu_check(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    import gpu_check
+
+    return gpu_check
+
+
+def test_a_part_that_does_not_end_is_killed_and_told(tmp_path, gpu_check):
+    asked = gpu_check.arguments(["--device", "cpu", "--out", str(tmp_path), "--budget", "60"])
+    found = gpu_check.Check(asked)
     found.run("endless", 5.5, "-c", "import time; print('begun', flush=True); time.sleep(600)")
     found.run("wrong", 10, "-c", "raise SystemExit(3)")
     assert [part.result for part in found.parts] == ["failed: not done after 6 s", "failed (3)"]
@@ -75,3 +79,27 @@ def test_a_part_that_does_not_end_is_killed_and_told(tmp_path):
     assert found.parts[0].seconds < 30
     assert not found.report()
     assert "not done after" in (tmp_path / "gpu-check.md").read_text()
+
+
+def test_nobody_waits_for_kernels_that_are_still_being_compiled(tmp_path, gpu_check):
+    found = gpu_check.Check(gpu_check.arguments(["--device", "cpu", "--out", str(tmp_path)]))
+    found._environment["PYTHONPATH"] = ""
+    found._compiling = [found._start(("-c", "import time; time.sleep(600)"), subprocess.DEVNULL)]
+    assert found.compiled() == "its kernels are still being compiled"
+    found.hide_flashinfer(found.compiled())
+    assert found._compiling[0].poll() is not None
+    found.run("import", 20, "-c", "import flashinfer")
+    assert "still being compiled" in found.parts[0].last
+
+
+def test_wheels_are_unpacked_to_where_packages_are_found(tmp_path, gpu_check):
+    wheel, place = tmp_path / "some-1-py3-none-any.whl", tmp_path / "place"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("some/__init__.py", "")
+        archive.writestr("some-1.data/platlib/some/fast.so", "")
+        archive.writestr("some-1.data/scripts/some", "")
+    gpu_check._unpack(wheel, place)
+    assert sorted(p.relative_to(place).as_posix() for p in place.rglob("*") if p.is_file()) == [
+        "some/__init__.py",
+        "some/fast.so",
+    ]
