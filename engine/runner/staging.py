@@ -4,6 +4,7 @@ Copies are asynchronous only from and to pinned memory, and such memory may be t
 copy has happened, which an event tells. On a CPU all of this is a plain copy.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -93,6 +94,7 @@ class Fetches:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.free: list[torch.Tensor] = []  # pinned bytes that no copy writes to
+        self.waited_seconds = 0.0  # of the host, for copies and all that stood before them
 
     def start(self, tensors: Sequence[torch.Tensor]) -> "Fetched":
         """Begin to copy ``tensors``, behind what the current stream has to do."""
@@ -124,7 +126,9 @@ class Fetched:
 
     def wait(self) -> list[npt.NDArray[Any]]:
         """The arrays, once they are there; to be asked once."""
+        start = time.perf_counter()
         self._event.synchronize()
+        self._owner.waited_seconds += time.perf_counter() - start
         arrays = [view.numpy().copy() for view in self._views]
         self._owner.free += self._buffers
         return arrays
