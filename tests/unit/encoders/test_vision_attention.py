@@ -53,24 +53,13 @@ def triton_form(monkeypatch):
     monkeypatch.setattr(attention, "choose_form", lambda *_: ("triton", "chosen by the test"))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "dim", "dtype"),
-    [
-        ([7], 20, torch.float32),
-        ([64] * 3 + [16, 4], 80, torch.bfloat16),  # windows of Qwen2.5-VL, cut at a picture's edge
-        ([130, 130, 12], 72, torch.bfloat16),
-        ([140, 64, 1], 64, torch.float32),
-        ([33, 70], 48, torch.bfloat16),
-        ([40], 256, torch.bfloat16),
-    ],
-)
-def test_triton_equals_plain_softmax(triton_form, lengths, dim, dtype):
-    torch.manual_seed(0)
-    qkv = torch.randn(sum(lengths), 6, dim).to(dtype)
-    q, k, v = qkv[:, :2], qkv[:, 2:4], qkv[:, 4:]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_equals_plain_softmax(triton_form, dtype):
+    lengths = [64] * 2 + [130, 4]
+    q, k, v = torch.randn(sum(lengths), 6, 48).to(dtype).chunk(3, 1)
     found = Resumable(attend(q, k, v, runs(lengths))).finish()
-    wanted = plain(q, k, v, lengths)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 if dtype.itemsize == 4 else 2e-2)
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), plain(q, k, v, lengths), rtol=0, atol=limit)
 
 
 def test_rows_in_no_segment_are_zero_to_triton_and_never_read(triton_form):

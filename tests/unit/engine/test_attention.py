@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers.triton_device import DEVICE
 
 from mmserve.core.errors import ConfigError
 from mmserve.engine.attention import choose
@@ -35,7 +36,7 @@ def native_backend():
 
 @pytest.fixture
 def triton_backend():
-    if reason := runtime.unusable(CPU):
+    if reason := runtime.unusable(DEVICE):
         pytest.skip(reason)
     from mmserve.engine.attention.triton import TritonAttention
 
@@ -49,7 +50,9 @@ def torch_backend():
 
 @pytest.fixture(params=["torch", "native", "triton"])
 def backend(request):
-    """The fast backends, each made from a pool and the number of query heads."""
+    """The fast backends, each made from a pool on a CPU and the number of query heads."""
+    if request.param == "triton" and not runtime.INTERPRETED:
+        pytest.skip("Triton's kernels are not interpreted here")
     return request.getfixturevalue(f"{request.param}_backend")
 
 
@@ -58,9 +61,9 @@ def cpu_backend(request):
     return request.getfixturevalue(f"{request.param}_backend")
 
 
-def pools(shape, total_pages, page_size):
-    """Two pools with the same finite leftovers in every slot, and the allocator of the first."""
-    first, second = (KVPool(shape, total_pages, page_size, "cpu") for _ in range(2))
+def pools(shape, total_pages, page_size, device="cpu"):
+    """Two pools with the same finite leftovers in every slot."""
+    first, second = (KVPool(shape, total_pages, page_size, device) for _ in range(2))
     first.data.normal_()
     second.data.copy_(first.data)
     return first, second
@@ -114,7 +117,9 @@ def test_triton_agrees_with_the_reference_and_reads_no_other_slot(
     """Smaller steps than of the others: an interpreted program takes milliseconds."""
     rng = random.Random(f"{dtype}{heads}{page_size}{scattered}")
     assert_step_agrees(
-        triton_backend, rng, dtype, heads, dim, page_size, scattered, news, pasts, elsewhere=float("nan")
+        *(triton_backend, rng, dtype, heads, dim, page_size, scattered, news, pasts),
+        elsewhere=float("nan"),
+        device=DEVICE,
     )
 
 
@@ -126,12 +131,24 @@ def assert_agreement(backend, dtype, heads, dim, page_size, scattered):
         assert_step_agrees(backend, rng, dtype, heads, dim, page_size, scattered, news, pasts)
 
 
-def assert_step_agrees(backend, rng, dtype, heads, dim, page_size, scattered, news, pasts, elsewhere=None):
+def assert_step_agrees(
+    backend,
+    rng,
+    dtype,
+    heads,
+    dim,
+    page_size,
+    scattered,
+    news,
+    pasts,
+    elsewhere=None,
+    device=CPU,
+):
     """A step of requests with ``news`` new tokens behind ``pasts``; ``elsewhere`` fills all other slots."""
     torch.manual_seed(0)
     shape = KVShape(layers=2, kv_heads=heads[1], head_dim=dim, dtype=dtype)
     stops = [new + past for new, past in zip(news, pasts, strict=True)]
-    fast_pool, slow_pool = pools(shape, 2 * sum(stops) // page_size + 20, page_size)
+    fast_pool, slow_pool = pools(shape, 2 * sum(stops) // page_size + 20, page_size, device)
     fast, slow = backend(fast_pool, heads[0]), ReferenceAttention(slow_pool)
     owned = tables(rng, fast_pool.allocator, page_size, stops, scattered)
     spans, row = [], 0
@@ -144,7 +161,8 @@ def assert_step_agrees(backend, rng, dtype, heads, dim, page_size, scattered, ne
             unused[table.slots(0, past) if past else []] = False
         fast_pool.data[:, :, :, unused] = elsewhere
         slow_pool.data.copy_(fast_pool.data)
-    q, k, v = torch.randn(row, heads[0] + 2 * heads[1], dim).to(dtype).split((heads[0], *heads[1:] * 2), 1)
+    qkv = torch.randn(row, heads[0] + 2 * heads[1], dim).to(device, dtype)
+    q, k, v = qkv.split((heads[0], heads[1], heads[1]), 1)
     fast.plan(spans, row)
     slow.plan(spans, row)
     for layer in range(2) if elsewhere is None else (1,):
@@ -291,7 +309,8 @@ def test_flashinfer_is_asked_about_the_models_own_heads(monkeypatch):
     assert asked == [(torch.device("cuda"), torch.bfloat16, 48)]
 
 
-def test_a_cpu_never_gets_an_interpreter_unasked(triton_backend):
+@pytest.mark.skipif(runtime.unusable(CPU) is not None, reason="nothing is interpreted here")
+def test_a_cpu_never_gets_an_interpreter_unasked():
     assert choose_attention("auto", CPU, torch.bfloat16)[0] != "triton"
     assert choose_attention("triton", CPU, torch.bfloat16)[0] == "triton"
     pool = KVPool(KVShape(1, 1, 16, torch.float32), 3, 4, "cpu")

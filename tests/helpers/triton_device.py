@@ -1,0 +1,7 @@
+"""Where Triton's kernels are tested: on the GPU if there is one, else on a CPU in the interpreter."""
+
+import torch
+
+from mmserve.models.ops.triton import runtime
+
+DEVICE = torch.device("cpu" if runtime.INTERPRETED else "cuda")
