@@ -144,6 +144,18 @@ def test_exactly_what_the_plain_cuts_leave_stays(cut, dtype):
     assert torch.equal(x >= out.cpu()[:, None], x >= plain[:, None])
 
 
+@pytest.mark.parametrize("top_p", [0.75, 0.95])
+def test_of_equal_logits_at_the_threshold_only_so_many_have_a_share_of_the_mass(top_p):
+    """One at 2 and hundreds at 0, of which top-k leaves two a place: with 0.75 of their mass the first one is
+    enough, with 0.95 all are drawn from."""
+    logits = torch.zeros(1, 300)
+    logits[0, 200] = 2.0
+    asked = [request(str(i), seed=i, top_k=3, top_p=top_p) for i in range(8)]
+    fused, plain = both(logits.expand(8, -1), asked)
+    assert fused == plain
+    assert (set(tokens(fused)) == {200}) == (top_p == 0.75)
+
+
 @pytest.mark.parametrize("shape", ["flat", "equal", "steep", "one", "few"])
 @pytest.mark.parametrize(
     "cut", [{"top_p": 0.9}, {"top_k": 7}, {"top_k": 7, "top_p": 0.5}, {"min_p": 0.5}, {}], ids=str
