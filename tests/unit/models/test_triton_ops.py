@@ -16,6 +16,7 @@ if reason := runtime.unusable(DEVICE):
 
 OPS = registry.triton_ops()
 on_cpu = pytest.mark.skipif(not runtime.INTERPRETED, reason="the model of the helpers lives on a CPU")
+EPS = 0.03  # large enough to be seen
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 64), (7, 1000), (5, 3, 32), (3, 72), (2, 1152), (0, 64)]
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 8e-3}  # a unit in the last place, for sums in another order
@@ -41,8 +42,8 @@ def assert_close(found, wanted, tolerance=None):
 def test_norms_equal_the_reference(dtype, shape):
     x, weight, bias = randn(*shape, dtype=dtype) + 2, *randn(2, shape[-1], dtype=dtype)
     before = x.clone()
-    assert_close(OPS.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
-    assert_close(OPS.layer_norm(x, weight, bias, 1e-6), reference.layer_norm(x, weight, bias, 1e-6))
+    assert_close(OPS.rms_norm(x, weight, EPS), reference.rms_norm(x, weight, EPS))
+    assert_close(OPS.layer_norm(x, weight, bias, EPS), reference.layer_norm(x, weight, bias, EPS))
     assert torch.equal(x, before), "the input is not touched"
 
 
@@ -54,9 +55,9 @@ def test_add_rms_norm_equals_the_reference(dtype, shape):
         randn(*shape, dtype=dtype),
         randn(shape[-1], dtype=dtype),
     )
-    wanted = reference.add_rms_norm(x, residual, weight, 1e-6)
+    wanted = reference.add_rms_norm(x, residual, weight, EPS)
     given = residual.clone()
-    normed, total = OPS.add_rms_norm(x, given, weight, 1e-6)
+    normed, total = OPS.add_rms_norm(x, given, weight, EPS)
     assert_close(normed, wanted[0])
     assert torch.equal(total, wanted[1])
     assert total.data_ptr() == given.data_ptr(), "the residual sum stays where it was"
@@ -80,7 +81,7 @@ def test_silu_of_extremes(dtype):
 def test_rows_far_apart_are_read_where_they_lie(dtype):
     wide, weight = randn(6, 200, dtype=dtype), randn(72, dtype=dtype)
     part = wide[:, 100:172]
-    assert torch.equal(OPS.rms_norm(part, weight, 1e-6), OPS.rms_norm(part.contiguous(), weight, 1e-6))
+    assert torch.equal(OPS.rms_norm(part, weight, EPS), OPS.rms_norm(part.contiguous(), weight, EPS))
     assert torch.equal(OPS.silu_and_mul(part), OPS.silu_and_mul(part.contiguous()))
 
 
@@ -89,10 +90,10 @@ def test_what_is_given_as_out_is_written():
 
     x, residual, weight = randn(3, 64), randn(3, 64), randn(64)
     out = x.new_zeros(3, 64)
-    assert norms.rms_norm(x, weight, 1e-6, out) is out
-    assert_close(out, reference.rms_norm(x, weight, 1e-6))
-    assert norms.layer_norm(x, weight, weight, 1e-6, out) is out
-    assert norms.add_rms_norm(x, residual, weight, 1e-6, out)[0] is out
+    assert norms.rms_norm(x, weight, EPS, out) is out
+    assert_close(out, reference.rms_norm(x, weight, EPS))
+    assert norms.layer_norm(x, weight, weight, EPS, out) is out
+    assert norms.add_rms_norm(x, residual, weight, EPS, out)[0] is out
     half = x.new_zeros(3, 32)
     assert activations.silu_and_mul(x, half) is half
     assert_close(half, reference.silu_and_mul(x))
@@ -109,8 +110,8 @@ def test_heads_are_rotated_in_place_as_by_the_reference(dtype, table, dim, norme
     weight = randn(6, dim, dtype=dtype) if normed else None
     cos, sin = randn(2, 7, 1, dim, dtype=table)
     found, wanted = heads.clone(), heads.clone()
-    OPS.rotate_heads(found, 6, weight, 1e-6, cos, sin)
-    reference.rotate_heads(wanted, 6, weight, 1e-6, cos, sin)
+    OPS.rotate_heads(found, 6, weight, EPS, cos, sin)
+    reference.rotate_heads(wanted, 6, weight, EPS, cos, sin)
     assert_close(
         found, wanted, 6e-2 if dtype == torch.bfloat16 else 2e-6
     )  # the reference rounds products, too
@@ -138,8 +139,8 @@ def test_queries_stay_and_keys_and_values_go_to_their_slots(
         whole = whole.transpose(1, 2).contiguous().transpose(1, 2)
     found, wanted = whole.clone(), whole.clone()
     own, other = heads.clone(), heads.clone()
-    OPS.rotate_store(own, split, weight, 1e-6, tables, (found[0], found[1]), slots)
-    reference.rotate_store(other, split, weight, 1e-6, tables, (wanted[0], wanted[1]), slots)
+    OPS.rotate_store(own, split, weight, EPS, tables, (found[0], found[1]), slots)
+    reference.rotate_store(other, split, weight, EPS, tables, (wanted[0], wanted[1]), slots)
     tolerance = 6e-2 if dtype == torch.bfloat16 else 2e-6
     assert_close(found, wanted, tolerance)
     assert_close(own[:, :queries], other[:, :queries], tolerance)
@@ -164,7 +165,7 @@ def test_tables_of_both_layouts_of_mrope_equal_the_reference(section, interleave
     found = OPS.mrope(positions, turns, axes, dtype)
     wanted = reference.mrope(positions, turns, axes, dtype)
     for ours, theirs in zip(found, wanted, strict=True):
-        assert_close(ours, theirs, 8e-3 if dtype == torch.bfloat16 else 1e-6)
+        assert_close(ours, theirs, 8e-3 if dtype == torch.bfloat16 else EPS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
