@@ -1,6 +1,7 @@
 """Which attention backend a configuration gets, and why. (``mmserve doctor`` shows the same.)"""
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -16,6 +17,11 @@ from mmserve.models.ops.triton import runtime as triton
 
 log = logging.getLogger(__name__)
 
+_PLAIN: dict[str, Callable[[KVPool], AttentionBackend]] = {
+    "native": NativeAttention,
+    "torch": MatmulAttention,
+    "reference": ReferenceAttention,
+}
 # Those that auto takes if they run, the fastest first, and what makes them so. torch runs everywhere.
 _FAST = {
     "native": "kernels in C++ read the KV pool where it lies",
@@ -32,8 +38,7 @@ def attention_for(name: str, pool: KVPool, extent: Extent | None = None) -> Atte
     log.info("attention runs as %s: %s", chosen, why)
     if chosen in ("flashinfer", "triton"):
         return _on_gpu(chosen, pool, extent)
-    plain = {"native": NativeAttention, "torch": MatmulAttention, "reference": ReferenceAttention}
-    return plain[chosen](pool)
+    return _PLAIN[chosen](pool)
 
 
 def _on_gpu(chosen: str, pool: KVPool, extent: Extent | None) -> AttentionBackend:
@@ -62,7 +67,7 @@ def choose_attention(
         if reason is not None:
             raise ConfigError(f"attention_backend {name} cannot run: {reason}", param="attention_backend")
         return name, "asked for"
-    missed = []
+    missed: list[str] = []
     for fast in ("native",) if device.type == "cpu" else ("flashinfer", "triton"):
         reason = _unusable(fast, device, dtype, head_dim)
         if reason is None:

@@ -45,6 +45,7 @@ class TritonAttention:
         """Kernels are compiled here if they never were; those of decodes when a size of batch first comes."""
         self.pool = pool
         self.form = "decodes"
+        self._tile_rows = 1
         self._heads = extent.heads
         self._max_decodes = extent.max_decodes
         self._max_len = extent.max_len
@@ -220,7 +221,7 @@ def _padding(slots: Ints, rows: int) -> list[tuple[int, ...]]:
     return found
 
 
-def _filled(entries: list[tuple[int, ...]], count: int, fields: int, nothing: int) -> Ints:
+def _filled(entries: Sequence[tuple[int, ...]], count: int, fields: int, nothing: int) -> Ints:
     """``entries`` as int32 [count, fields], and behind them those that say ``nothing``."""
     found = np.full((count, fields), nothing, np.int32)
     if entries:

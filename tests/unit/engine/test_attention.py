@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers.triton_device import DEVICE
+from helpers.triton_device import DEVICE, EXACT
 
 from mmserve.core.errors import ConfigError
 from mmserve.engine.attention import choose
@@ -22,7 +22,7 @@ from mmserve.models.ops.triton import runtime
 
 CPU = torch.device("cpu")
 TOLERANCE = {
-    torch.float32: 1e-5,
+    torch.float32: EXACT,
     torch.bfloat16: 3e-2,
 }  # bf16: scores and weights have 8 bits, values reach 4
 

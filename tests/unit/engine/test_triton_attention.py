@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.equal_models import Random, TinyVL, renamed
 from helpers.qwen_pairs import Pair
-from helpers.triton_device import DEVICE
+from helpers.triton_device import DEVICE, EXACT
 
 from mmserve.encoders import attention as vision
 from mmserve.engine.attention.base import Extent, Span
@@ -58,7 +58,7 @@ class Requests:
         qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, DIM, device=DEVICE)
         q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), 1)
         ours, theirs = fast.forward(q, k, v, 0), self.slow.forward(q, k, v, 0)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=EXACT)
         assert torch.equal(self.pool.data, self.other.data)
 
 
