@@ -33,6 +33,7 @@ STALL_GOAL = Goal(most=1.2)
 STEADY = 64  # rows of the step that is looked at closely, or the most that there are
 TEXT = 32  # tokens of a question about a picture
 STREAMS = 8  # answers that are being written while pictures arrive
+LOADED = 4096  # tokens that each of them has room for; what they could have at most, none will come to
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Subject:
 
     def _options(self) -> dict[str, Any]:
         plan, most = self.plan, max(self.plan.batches)
-        tokens = most * (plan.context + plan.answer + 64) + (STREAMS + 2) * plan.longest
+        tokens = most * (plan.context + plan.answer + 64) + STREAMS * LOADED + 2 * plan.longest
         config = read_config(self.folder)
         options = {
             "model": str(self.folder),

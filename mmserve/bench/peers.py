@@ -20,6 +20,10 @@ from mmserve.models.config import read_config
 
 GENERATE, BATCHING = "generate", "continuous batching"
 BLOCK = 256  # tokens of a page of continuous batching
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps"),
+)
 
 
 class Transformers:
@@ -127,10 +131,8 @@ class Transformers:
 
     @cached_property
     def _batching_model(self) -> Any:
-        names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        names += ("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")
         text = self._config.text_config
-        config = self._package.Qwen3Config(**{name: getattr(text, name) for name in names})
+        config = self._package.Qwen3Config(**{name: getattr(text, name) for name in SIZES})
         return self._made(self._package.Qwen3ForCausalLM, config)
 
     # ------------------------------------------------------------ times

@@ -1,4 +1,4 @@
-"""The fused sampler on a GPU: as the plain one on a CPU, and waited for by nobody.
+"""The fused sampler at a whole vocabulary: as the plain one on a CPU, and waited for by nobody.
 
 (The unit tests of the kernels run on the GPU, too, where there is one.)
 """
@@ -10,10 +10,7 @@ from helpers.asked import request
 from mmserve.engine.sampling.choose import sampler_for
 from mmserve.engine.sampling.sampler import Sampler
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 VOCAB = 151_936
 WISHES = [
     {},
@@ -37,11 +34,10 @@ def rows(seed):
     return (torch.randn(len(WISHES), VOCAB, generator=generator) * 3).bfloat16()
 
 
-def test_the_same_seeds_give_the_same_tokens_as_on_a_cpu():
-    fused, plain, asked, twins = sampler_for(torch.device("cuda")), Sampler(), batch(), batch()
-    assert fused.form == "triton"
-    for step in range(10):
-        found = [token for token, _ in fused.sample(rows(step).cuda(), asked)]
+def test_the_same_seeds_give_the_same_tokens_as_on_a_cpu(device):
+    fused, plain, asked, twins = Sampler("triton"), Sampler(), batch(), batch()
+    for step in range(10 if device.type == "cuda" else 1):
+        found = [token for token, _ in fused.sample(rows(step).to(device), asked)]
         wanted = [token for token, _ in plain.sample(rows(step), twins)]
         assert found == wanted, step
         for one, twin, token in zip(asked, twins, wanted, strict=True):
@@ -49,15 +45,18 @@ def test_the_same_seeds_give_the_same_tokens_as_on_a_cpu():
             twin.append(token)
 
 
-def test_the_plain_form_runs_on_a_gpu_too():
-    asked, twins = batch(), batch()
-    found = [token for token, _ in Sampler().sample(rows(0).cuda(), asked)]
-    assert found == [token for token, _ in Sampler().sample(rows(0), twins)]
+def test_the_plain_form_runs_on_a_gpu_too(device):
+    found = [token for token, _ in Sampler().sample(rows(0).to(device), batch())]
+    assert found == [token for token, _ in Sampler().sample(rows(0), batch())]
 
 
-def test_no_draw_waits_for_the_device():
-    sampler, asked = sampler_for(torch.device("cuda")), batch()
-    logits = rows(0).cuda()
+def test_the_fused_form_is_chosen(cuda):
+    assert sampler_for(cuda).form == "triton"
+
+
+def test_no_draw_waits_for_the_device(cuda):
+    sampler, asked = Sampler("triton"), batch()
+    logits = rows(0).to(cuda)
     sampler.draw(logits, asked)  # kernels are compiled, buffers made
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
