@@ -57,7 +57,6 @@ class TritonAttention:
         self._pinned = Pinned(self._device)
         self._memory = self._ints(max(_room(extent.max_decodes, 0), _room(STATIC_ROWS, STATIC_ROWS)))
         self._parts, self._sums = self._scratch()
-        self._lay_out(self._memory, np.empty((0, 3), np.int32), np.empty((0, 6), np.int32), 0)
         if self._device.type == "cuda":
             self._compile()
 
@@ -124,18 +123,17 @@ class TritonAttention:
             self._table.view(-1).index_copy_(0, sent[: len(places)].long(), sent[len(places) :])
 
     def _send(self, memory: torch.Tensor, decodes: Ints, tiles: Ints, slots: Ints) -> None:
-        parts = [np.pad(part.ravel(), (0, -part.size % ALIGNED)) for part in (decodes, tiles, slots)]
-        whole = np.concatenate(parts)
-        self._pinned.send(whole, memory[: len(whole)])
-        self._lay_out(memory, decodes, tiles, len(slots))
-
-    def _lay_out(self, memory: torch.Tensor, decodes: Ints, tiles: Ints, rows: int) -> None:
-        """Which part of ``memory`` is what, by the shapes of ``decodes`` and ``tiles``."""
-        first = decodes.size + -decodes.size % ALIGNED
-        last = first + tiles.size + -tiles.size % ALIGNED
+        """The arrays one behind another into ``memory``, and where the kernels find them there."""
+        second = _aligned(decodes.size)
+        third = second + _aligned(tiles.size)
+        whole = np.zeros(third + slots.size, np.int32)
+        whole[: decodes.size] = decodes.reshape(-1)
+        whole[second : second + tiles.size] = tiles.reshape(-1)
+        whole[third:] = slots
+        self._pinned.send(whole, memory[: whole.size])
         self._decodes = memory[: decodes.size].view(decodes.shape)
-        self._tiles = memory[first : first + tiles.size].view(tiles.shape)
-        self._rows = memory[last : last + rows]
+        self._tiles = memory[second : second + tiles.size].view(tiles.shape)
+        self._rows = memory[third : whole.size]
 
     # ------------------------------------------------------------ once a layer
 
@@ -208,6 +206,11 @@ def _tiles(span: Span, lane: int, rows: int) -> list[tuple[int, ...]]:
         (span.row + at, min(rows, len(span) - at), span.start + at, lane, span.start, span.stop)
         for at in range(0, len(span), rows)
     ]
+
+
+def _aligned(count: int) -> int:
+    """Numbers that an array of ``count`` takes before the next one may begin."""
+    return -(-count // ALIGNED) * ALIGNED
 
 
 def _padding(slots: Ints, rows: int) -> list[tuple[int, ...]]:
