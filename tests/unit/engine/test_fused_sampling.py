@@ -1,6 +1,7 @@
 """The sampler by kernels against the plain one: the same noise gives the same tokens."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -312,6 +313,17 @@ def test_rows_ahead_of_the_hosts_knowledge_are_as_if_it_knew():
         assert step.results(*(copy.cpu().numpy() for copy in step.copies)) == wanted
         for one, (token, _) in zip(known, wanted, strict=True):
             one.append(token)
+
+
+def test_bad_words_are_never_finished_however_long_the_answer_gets():
+    """Beyond the room that texts have at first."""
+    torch.manual_seed(3)
+    sampler, asked = Sampler(FUSED), request(seed=5, bad=((0, 0), (1, 2, 1)), prompt=(1, 2))
+    ids = [sampler.draw(torch.zeros(1, 3, device=DEVICE), [asked]).ids for _ in range(80)]
+    said = [1, 2, *torch.cat(ids).tolist()]
+    assert (0, 0) not in pairwise(said)
+    assert (1, 2, 1) not in zip(said, said[1:], said[2:], strict=False)
+    assert sampler._history.texts.table.shape[1] > 64
 
 
 def test_a_large_batch_is_worked_on_in_parts_of_one_answer(monkeypatch):
