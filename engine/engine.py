@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mmserve.core.config import Config
+from mmserve.core.device import FIRST, Device, Stream
 from mmserve.core.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -29,6 +30,7 @@ from mmserve.core.messages import (
 )
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.encoders.stage import EncoderStage
+from mmserve.engine.attention.base import Extent
 from mmserve.engine.attention.choose import attention_for
 from mmserve.engine.features import FeatureClaims
 from mmserve.engine.grammar.base import Matcher
@@ -40,9 +42,11 @@ from mmserve.engine.kv.radix import RadixCache
 from mmserve.engine.limits import answer_length, check_sampling
 from mmserve.engine.mixing import Mixing
 from mmserve.engine.runner.devices import device_for
+from mmserve.engine.runner.overlap import Overlap, choose_overlap
 from mmserve.engine.runner.runner import Runner
 from mmserve.engine.sampling.block import NO_TOKEN
-from mmserve.engine.sampling.sampler import Sampler
+from mmserve.engine.sampling.choose import sampler_for
+from mmserve.engine.sampling.drawn import Drawn
 from mmserve.engine.sampling.scoring import score_prompts
 from mmserve.engine.scheduler.memory import Memory
 from mmserve.engine.scheduler.request import Batch, Request, Status
@@ -83,14 +87,19 @@ class Engine:
         memory, several = Memory(self.kv.allocator, prefixes), len(config.server.api_keys) > 1
         self.scheduler = Scheduler(config.scheduler, memory, self.claims, several_owners=several)
         self.carrier = Carrier(self.kv, memory, model.config.text)
+        self.device = device_for(model.device, eager=config.runner.enforce_eager)
         self.runner = Runner(
             model.language,
-            attention_for(config.runner.attention_backend, self.kv),
+            attention_for(
+                config.runner.attention_backend, self.kv, _extent(model, config, self.max_model_len)
+            ),
             self.claims,
-            device_for(model.device),
+            self.device,
             config.scheduler.max_running,
         )
-        self.sampler = Sampler()
+        self.sampler = sampler_for(model.device)
+        self.overlap = _overlap(config, self.device, clock)
+        self._stream = _main_stream(self.device)
         self.mixing = Mixing(config.scheduler.stall_factor or STALL_FACTOR[model.device.type])
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -165,9 +174,10 @@ class Engine:
         decodes, start = len(self.scheduler.decoding), self._clock()
         most = self.mixing.beside_s(decodes)
         try:
-            next(parts)
-            while self._clock() - start < most:
+            with self._stream.use():
                 next(parts)
+                while self._clock() - start < most:
+                    next(parts)
         except StopIteration as end:
             return int(end.value)
         finally:
@@ -186,22 +196,29 @@ class Engine:
 
     def step(self) -> list[TokenOutput | PixelsWanted]:
         """Compute one batch of tokens and, in turns with its prompts, a slice of the encoder's work (see
-        ``Mixing``), and return what is new.
+        ``Mixing``), and return what is new: of this batch or, where steps overlap, of the one before (see
+        ``runner/overlap.py``).
 
         An error ends the requests that were part of it, with ``finish_reason`` "error"; it is raised
         only when the engine's state is no longer sound.
         """
+        with self._stream.use():
+            return self._step()
+
+    def _step(self) -> list[TokenOutput | PixelsWanted]:
         decodes = len(self.scheduler.decoding)
         outputs: list[TokenOutput | PixelsWanted] = [*self._expire()]
         encoded = self._encoder_first() and self._encode(decodes, outputs)
         outputs += self._park_lacking()
+        if self.overlap and self.scheduler.tight:
+            outputs += self._land(self.overlap)
         batch = self.scheduler.schedule(self.mixing.prompt_tokens(decodes, encoded))
         if not encoded and not batch.prompts:
             encoded = self._encode(decodes, outputs)
-        outputs += self._compute(batch) if batch else []
+        computed = self._compute(batch)
         warmed = self._finish_warmed()
-        self._stalled = not (batch or encoded or warmed)
-        return outputs + warmed
+        self._stalled = not (batch or encoded or computed or warmed)
+        return [*outputs, *computed, *warmed]
 
     def _encoder_first(self) -> bool:
         """Whether it is the encoder's turn. Where the first prompt of all can go on, it does: its answer
@@ -250,9 +267,16 @@ class Engine:
         return [PixelsWanted(request.request_id, request.wanted) for request in lacking]
 
     def _compute(self, batch: Batch) -> list[TokenOutput]:
+        """Run ``batch`` and hand out its results; where steps overlap, launch it, and hand out those of the
+        step before."""
         now = time.monotonic()
         for chunk in batch.prompts:
             chunk.request.scheduled = chunk.request.scheduled or now
+        if self.overlap is None:
+            return self._run(batch) if batch else []
+        return self._launch(batch, self.overlap) if batch else self._land(self.overlap)
+
+    def _run(self, batch: Batch) -> list[TokenOutput]:
         sampling = batch.sampling
         start = self._clock()
         try:
@@ -262,13 +286,65 @@ class Engine:
                 score_prompts(logits[len(sampling) :], batch.prompts)
         except Exception as error:
             return self._fail([chunk.request for chunk in batch], error)
-        self._steps += 1
-        decodes = len(batch.decodes)
-        self.mixing.computed(batch.num_tokens - decodes, decodes, self._clock() - start)
+        self._took(batch, self._clock() - start)
         self.scheduler.advance(batch)
         return [
             self._result(r, token, logprob) for r, (token, logprob) in zip(sampling, sampled, strict=True)
         ]
+
+    def _launch(self, batch: Batch, overlap: Overlap) -> list[TokenOutput]:
+        timer = overlap.timer()
+        try:
+            logits = self.runner.run(batch, overlap.feeding(batch))
+        except Exception as error:
+            return self._fail_launch(batch, error, overlap)
+        outputs = self._land(overlap) if self.sampler.needs_words(batch.sampling) else []
+        sampling = [request for request in batch.sampling if request.status is Status.RUNNING]
+        try:
+            drawn = self._draw(logits, batch, sampling)
+        except Exception as error:
+            return outputs + self._fail_launch(batch, error, overlap)
+        self.scheduler.advance(batch)
+        self.scheduler.drawing(sampling)
+        flight = overlap.launched(batch, sampling, drawn, timer)
+        outputs += self._land(overlap)
+        overlap.flight = flight
+        return outputs
+
+    @torch.inference_mode()
+    def _draw(self, logits: torch.Tensor, batch: Batch, sampling: list[Request]) -> Drawn | None:
+        """A token for each of ``sampling``: those of the batch who have not ended meanwhile."""
+        every = batch.sampling
+        score_prompts(logits[len(every) :], batch.prompts)
+        if not sampling:
+            return None
+        if len(sampling) < len(every):
+            rows = [row for row, request in enumerate(every) if request.status is Status.RUNNING]
+            return self.sampler.draw(logits[rows], sampling)
+        return self.sampler.draw(logits[: len(every)], sampling)
+
+    def _land(self, overlap: Overlap) -> list[TokenOutput]:
+        """Handle the results of the step in flight, if there is one. An error here is the device's own."""
+        flight = overlap.landing()
+        if flight is None:
+            return []
+        results = flight.results()
+        self._took(flight.batch, flight.timer.seconds())
+        return [
+            self._result(request, token, logprob)
+            for request, (token, logprob) in results
+            if request.status is not Status.FINISHED
+        ]
+
+    def _fail_launch(self, batch: Batch, error: Exception, overlap: Overlap) -> list[TokenOutput]:
+        outputs = self._land(overlap)
+        alive = [chunk.request for chunk in batch if chunk.request.status is not Status.FINISHED]
+        return outputs + self._fail(alive, error)
+
+    def _took(self, batch: Batch, seconds: float) -> None:
+        self._steps += 1
+        decodes = len(batch.decodes)
+        self.mixing.computed(batch.num_tokens - decodes, decodes, seconds)
 
     def _result(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenOutput:
         if token == NO_TOKEN:
@@ -287,7 +363,8 @@ class Engine:
 
     def _finish_warmed(self) -> list[TokenOutput]:
         """End the warm requests that are computed: what they are for is in the cache."""
-        warmed = self.scheduler.warmed()
+        launched = self.overlap.launched_warm if self.overlap else ()
+        warmed = [request for request in self.scheduler.warmed() if request not in launched]
         self._warmed += len(warmed)
         return [self._finish(request, "stop") for request in warmed]
 
@@ -403,6 +480,10 @@ def _kv_pool(model: LoadedModel, config: Config) -> KVPool:
     return KVPool(shape, pages, cache.page_size, model.device)
 
 
+def _extent(model: LoadedModel, config: Config, max_model_len: int) -> Extent:
+    return Extent(model.config.text.num_heads, config.scheduler.max_running, max_model_len)
+
+
 def _max_model_len(model: LoadedModel, config: Config, kv: KVPool) -> int:
     wanted = config.model.max_model_len
     if wanted is None:
@@ -419,6 +500,20 @@ def _max_model_len(model: LoadedModel, config: Config, kv: KVPool) -> int:
             param="max_model_len",
         )
     return wanted
+
+
+def _overlap(config: Config, device: Device, clock: Callable[[], float]) -> Overlap | None:
+    chosen, why = choose_overlap(config.runner.overlap, device.torch_device)
+    log.info("overlap of steps is %s: %s", chosen, why)
+    return Overlap(device, config.scheduler.max_running, clock) if chosen == "on" else None
+
+
+def _main_stream(device: Device) -> Stream:
+    """Where steps run, behind all that was done to make the engine."""
+    stream, made = device.stream(FIRST), device.event()
+    made.record(device.current())
+    made.wait(stream)
+    return stream
 
 
 def _encoder_stage(model: LoadedModel, config: Config, budget: int) -> EncoderStage:

@@ -10,9 +10,11 @@ from mmserve.core.errors import ModelLoadError
 from mmserve.encoders.attention import choose_form
 from mmserve.engine.attention.choose import choose_attention
 from mmserve.engine.grammar.choose import choose_grammar
+from mmserve.engine.runner.overlap import choose_overlap
+from mmserve.engine.sampling.choose import choose_sampling
 from mmserve.models.config import ModelConfig, read_config
 from mmserve.models.hub import resolve
-from mmserve.models.ops.registry import choose_ops, native_unusable
+from mmserve.models.ops.registry import choose_ops, native_unusable, triton_unusable
 from mmserve.preprocess.heif import EXTRA, has_heif
 
 Choice = dict[str, Any]
@@ -32,10 +34,12 @@ def expected(config: Config) -> dict[str, Choice]:
         "device": device,
         "dtype": dtype,
         "attention": attention,
-        "vision attention": _vision_attention(device["runs"], dtype["runs"]),
-        "graphs": _graphs(attention["runs"]),
+        "vision attention": _vision_attention(config, device["runs"], dtype["runs"]),
+        "graphs": _graphs(attention["runs"], config.runner.enforce_eager),
+        "overlap": _overlap(config, device["runs"]),
         "linear": {"runs": linear, "why": ops.linear_why},
         "operations": {"runs": names, "why": _operations(device["runs"], dtype["runs"])},
+        "sampling": _sampling(device["runs"]),
         "grammars": _grammars(config),
         "heic": _heic(),
         "preprocessing": _preprocessing(config.media.workers),
@@ -44,6 +48,11 @@ def expected(config: Config) -> dict[str, Choice]:
             "why": "asked for" if config.runner.threads else "torch's choice for this machine",
         },
     }
+
+
+def _sampling(device: str) -> Choice:
+    runs, why = choose_sampling(torch.device(device))
+    return {"runs": runs, "why": why}
 
 
 def _grammars(config: Config) -> Choice:
@@ -64,25 +73,45 @@ def _preprocessing(workers: int) -> Choice:
 
 
 def _attention(config: Config, device: str, dtype: str) -> Choice:
-    runs, why = choose_attention(config.runner.attention_backend, torch.device(device), getattr(torch, dtype))
+    kept = _known(config)
+    runs, why = choose_attention(
+        *(config.runner.attention_backend, torch.device(device), getattr(torch, dtype)),
+        *(() if kept is None else (kept.text.head_dim,)),
+    )
     return {"runs": runs, "why": why}
 
 
-def _graphs(attention: str) -> Choice:
+def _overlap(config: Config, device: str) -> Choice:
+    runs, why = choose_overlap(config.runner.overlap, torch.device(device))
+    return {"runs": runs, "why": why}
+
+
+def _graphs(attention: str, eager: bool) -> Choice:
+    if eager:
+        return {"runs": "none", "why": "enforce_eager is on"}
+    if attention in ("flashinfer", "triton"):
+        return {"runs": "CUDA graphs", "why": "attention reads its plan from memory that stays"}
     if attention == "native":
-        return {"runs": "recorded steps of decodes", "why": "attention reads its plan from memory that stays"}
+        return {"runs": "recorded steps", "why": "attention reads its plan from memory that stays"}
     return {"runs": "none", "why": "attention walks its plan on the host, which no graph can record"}
 
 
-def _vision_attention(device: str, dtype: str) -> Choice:
-    runs, why = choose_form(torch.device(device), getattr(torch, dtype))
+def _vision_attention(config: Config, device: str, dtype: str) -> Choice:
+    kept = _known(config)
+    runs, why = choose_form(
+        *(torch.device(device), getattr(torch, dtype)), *(() if kept is None else (kept.vision.head_dim,))
+    )
     return {"runs": runs, "why": why}
 
 
 def _operations(device: str, dtype: str) -> str:
-    reason = native_unusable(torch.device(device), getattr(torch, dtype))
+    place = (torch.device(device), getattr(torch, dtype))
+    if device == "cuda":
+        reason = triton_unusable(*place)
+        return "fused kernels in Triton" if reason is None else f"torch's own; Triton's cannot run: {reason}"
+    reason = native_unusable(*place)
     if reason is None:
-        return "kernels in C++, compiled for this CPU"
+        return "kernels in C++, compiled for this CPU; in torch what has none"
     return f"the device's own form of each where there is one; native cannot run: {reason}"
 
 
@@ -101,15 +130,20 @@ def _device(wanted: str) -> Choice:
 def _dtype(config: Config) -> Choice:
     if config.model.dtype != "auto":
         return {"runs": config.model.dtype, "why": "asked for"}
-    try:
-        kept = on_this_machine(config)
-    except ModelLoadError:
-        kept = None
+    kept = _known(config)
     if kept is None:
         return {"runs": "bfloat16", "why": "what most models have; the checkpoint decides when it is loaded"}
     if kept.dtype == "float16":
         return {"runs": "bfloat16", "why": "the checkpoint is float16, which is slow on a CPU"}
     return {"runs": kept.dtype or "float32", "why": "the checkpoint's own"}
+
+
+def _known(config: Config) -> ModelConfig | None:
+    """The model's own configuration, as far as this machine can tell it."""
+    try:
+        return on_this_machine(config)
+    except ModelLoadError:
+        return None
 
 
 def on_this_machine(config: Config) -> ModelConfig | None:

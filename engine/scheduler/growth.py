@@ -24,6 +24,11 @@ class Growth:
         self.step += 1
         return [r for r in self._full.pop(self.step, ()) if r.full_at == self.step]
 
+    @property
+    def coming(self) -> int:
+        """How many are to be looked at in the next step, at most; each needs one page."""
+        return len(self._full.get(self.step + 1, ()))
+
     def check_integrity(self, decoding: list[Request]) -> None:
         """AssertionError unless every decode is looked at in time."""
         for request in decoding:

@@ -45,9 +45,10 @@ class Request:
                                                    an item
 
     ``token_ids`` holds the prompt and then what was generated. ``items[items_passed:items_held]`` are
-    pinned in the encoder pool: encoded, and not computed whole yet. Preemption frees pages and pins
-    and starts again at 0 with all tokens known. ``account`` was charged for the tokens before ``paid_len``;
-    those computed again are free.
+    pinned in the encoder pool: encoded, and not computed whole yet. The last ``unknown`` tokens have their
+    places and no values yet: they are being drawn in steps that are in flight (see runner/overlap.py).
+    Preemption frees pages and pins and starts again at 0. ``account`` was charged for the tokens before
+    ``paid_len``; those computed again are free.
 
     ``items`` is the only holder of the items: each loses its pixels once they are not needed, so
     ``prepared`` is kept without them.
@@ -64,7 +65,8 @@ class Request:
     token_ids: npt.NDArray[np.int32] = field(init=False)
     num_tokens: int = field(init=False)
     prompt_len: int = field(init=False)
-    newest: int = -1  # the last token that was generated
+    newest: int = -1  # the last token that was generated, as far as is known
+    unknown: int = 0
     due: float = field(init=False)
     account: Account = field(default_factory=Account)
     paid_len: int = 0
@@ -178,13 +180,23 @@ class Request:
             if item.pixels is None and item.digest in pixels:
                 self.items[index] = replace(item, pixels=pixels[item.digest])
 
+    def reach(self) -> None:
+        """Make room for a token that is drawn after all there are, which are computed therefore; ``append``
+        will tell it."""
+        self.computed_len = self.num_tokens
+        self.num_tokens += 1
+        self.unknown += 1
+
     def append(self, token: int) -> None:
-        """Take a token sampled after all that was known, which is computed therefore; afterwards
-        ``finish_reason`` says whether it was the last one."""
+        """Take a token sampled after all that was known, which is computed therefore: into the first place
+        that waits for one, if any does. Afterwards ``finish_reason`` says whether it was the last one; what
+        was drawn after that is dropped."""
         ends = token in self.stop_ids and self.may_end
-        self.computed_len = known = self.num_tokens
+        if not self.unknown:
+            self.reach()
+        known = self.num_tokens - self.unknown
         self.token_ids[known] = self.newest = token
-        self.num_tokens = known + 1
+        self.unknown -= 1
         if self.steering:
             self.steering.accept(token)
             if self.steering.free:
@@ -193,11 +205,14 @@ class Request:
             self.finish_reason = "stop"
         elif known + 1 - self.prompt_len >= self.max_tokens:
             self.finish_reason = "length"
+        if self.unknown and self.finish_reason:
+            self.computed_len = min(self.computed_len, known)
+            self.num_tokens, self.unknown = known + 1, 0
 
     @property
     def may_end(self) -> bool:
         """Whether a stop token may come next. It must when the form of the answer is whole."""
-        return self.num_generated >= self.prepared.sampling.min_tokens or (
+        return self.num_generated - self.unknown >= self.prepared.sampling.min_tokens or (
             self.steering is not None and self.steering.complete
         )
 

@@ -26,6 +26,11 @@ class Scheduler:
     and one alone has room: so the first can always go on. Its owner's rank falls only by tokens computed,
     while those who wait keep theirs: so everything finishes.
 
+    Steps in flight (``drawing``, see runner/overlap.py): a step counts as computed once it is launched, for
+    whatever is launched later comes behind it on the device. Of the tokens drawn in it the number is known
+    and the values are not, which matters to prefixes alone: those are asked about tokens behind which a later
+    one has been launched, or of requests that wait, which are not admitted before all is known.
+
     Cost: a decode is looked at when it begins, when its pages are used up, and when it ends; between
     these it is in ``decoding``, and a step takes that list as it is.
     """
@@ -38,6 +43,7 @@ class Scheduler:
         self.features = features
         self.decoding: list[Request] = []  # running: only the newest token is left to compute
         self.prefilling: list[Request] = []  # running: more is
+        self.ending: list[Request] = []  # running: the last token is being drawn in a step in flight
         self.waiting = WaitingQueue(options.max_waiting, several_owners)
         self.parked: list[Request] = []  # until their pixels are supplied
         self.preemptions = 0
@@ -81,7 +87,8 @@ class Scheduler:
         fits and leaves the running ones room to grow. Its owner pays for the prompt at once."""
         if not self.waiting or self.num_running >= self.options.max_running:
             return None
-        request = next((r for r in islice(self.waiting, AHEAD) if not self._awaits_prefix(r)), None)
+        ready = (r for r in islice(self.waiting, AHEAD) if not r.unknown and not self._awaits_prefix(r))
+        request = next(ready, None)
         if request is None:
             return None
         self.memory.share(request)
@@ -191,6 +198,21 @@ class Scheduler:
                 if chunk.samples:
                     self._begin_decoding(request)
 
+    def drawing(self, requests: list[Request]) -> None:
+        """A token is being drawn for each of ``requests``, and nobody knows it yet. Who thereby has all it
+        may say has nothing more to compute, and keeps its pages until it is finished."""
+        for request in requests:
+            request.reach()
+            if request.num_generated == request.max_tokens:
+                self.decoding.remove(request)
+                self.ending.append(request)
+                request.full_at = 0
+
+    @property
+    def tight(self) -> bool:
+        """Whether the next step may have to take pages from a running request."""
+        return self._growth.coming > self.memory.available
+
     def warmed(self) -> list[Request]:
         """Warm requests of which all is computed, or was before they came; the caller finishes them."""
         return [request for request in self.prefilling if request.computed_len == request.num_tokens]
@@ -202,16 +224,16 @@ class Scheduler:
 
     @property
     def running(self) -> list[Request]:
-        return self.decoding + self.prefilling
+        return self.decoding + self.prefilling + self.ending
 
     @property
     def num_running(self) -> int:
-        return len(self.decoding) + len(self.prefilling)
+        return len(self.decoding) + len(self.prefilling) + len(self.ending)
 
     @property
     def has_work(self) -> bool:
         """Whether there is anything to compute; parked requests alone are none."""
-        return bool(self.decoding or self.prefilling or self.waiting)
+        return bool(self.decoding or self.prefilling or self.waiting or self.ending)
 
     def check_integrity(self) -> None:
         """AssertionError unless every page has one owner and every request is where it belongs."""
@@ -223,6 +245,8 @@ class Scheduler:
         assert all(r.status is Status.PARKED for r in self.parked)
         assert all(r.decoding for r in self.decoding), "a prompt among the decodes"
         assert not any(r.decoding for r in self.prefilling), "a decode among the prompts"
+        assert not any(r.unknown for r in self.prefilling), "a prompt with tokens that nobody knows"
+        assert all(r.unknown for r in self.ending), "one at its end that is not in flight"
         assert all(r.items_held == len(r.items) for r in self.decoding), "a decode that needs a picture"
         for request in (*self.waiting, *self.parked):
             assert not request.table.runs, "a waiting one holds pages"
@@ -264,7 +288,8 @@ class Scheduler:
 
     def _drop(self, request: Request, sound: bool = True) -> None:
         """Take from a running request all that it holds; what is ``sound`` of it, others may share."""
-        (self.decoding if request in self.decoding else self.prefilling).remove(request)
+        queues = self.decoding, self.prefilling, self.ending
+        next(queue for queue in queues if request in queue).remove(request)
         self.memory.drop(request, publish=sound)
         self.features.release(request)
         request.computed_len = request.full_at = 0

@@ -112,9 +112,9 @@ class SchedulerOptions(Section):
 class RunnerOptions(Section):
     attention_backend: str = option(
         "auto",
-        "attention over the paged KV cache; native is by kernels in C++ for the CPU, torch by matrix"
-        " products, reference the slow oracle",
-        choices=("auto", "native", "torch", "reference"),
+        "attention over the paged KV cache; native is by kernels in C++ for the CPU, flashinfer and triton for"
+        " GPUs, torch by matrix products, reference the slow oracle",
+        choices=("auto", "native", "flashinfer", "triton", "torch", "reference"),
     )
     linear_backend: str = option(
         "auto",
@@ -127,6 +127,15 @@ class RunnerOptions(Section):
         "library that keeps answers to their forms; xgrammar is an extra, keeps no calls of tools to theirs"
         " and refuses grammars, and schemas and patterns that it would not hold exactly",
         choices=("guidance", "xgrammar"),
+    )
+    overlap: str = option(
+        "auto",
+        "launch a step before the results of the one before are handled, which hides the host's time; auto is"
+        " on for a GPU and off on a CPU, where there is nothing to hide",
+        choices=("auto", "on", "off"),
+    )
+    enforce_eager: bool = option(
+        False, "run every step as it is: record none on a CPU, capture no CUDA graphs on a GPU"
     )
     threads: int | None = option(None, "CPU threads of the model; all cores if not given", low=1)
 
