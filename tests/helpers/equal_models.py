@@ -6,6 +6,7 @@ Requests are greedy, and computed in float32, where neighbours in a batch cannot
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from helpers.engine_requests import drain, prepared, tokens
@@ -66,10 +67,12 @@ SAME, APART = 1e-4, 1e-3  # float32 rounds differently where kernels go by a bat
 
 
 class EqualModel:
-    """``requests``: prompts of every kind. ``model`` runs them."""
+    """``requests``: prompts of every kind. ``model`` runs them, in engines with ``options``."""
+
+    options: ClassVar[dict] = {}
 
     def engine(self, **options):
-        config = Config.of(**{"kv_cache_mib": 8, "threads": 2, **options})
+        config = Config.of(**{"kv_cache_mib": 8, "threads": 2, **self.options, **options})
         return Engine(self.model, config, eos_ids=())
 
     def answers(self, requests, **options):
@@ -77,14 +80,15 @@ class EqualModel:
         return answered(self.engine(**options), requests)
 
     def cold(self, request):
-        """What is said to it alone, with nothing cached and nothing cut."""
-        return self.answers([request], prefix_caching=False, step_tokens=2048)[0]
+        """What is said to it alone, with nothing cached, nothing cut and no step launched ahead."""
+        return self.answers([request], prefix_caching=False, step_tokens=2048, overlap="off")[0]
 
 
 class Random(EqualModel):
     """A pair of ``qwen_pairs``."""
 
-    def __init__(self, pair):
+    def __init__(self, pair, **options):
+        self.options = options
         self.pair, self.model = pair, pair.model
         prompts = [pair.prompt(*case, seed=number) for number, case in enumerate(CASES)]
         self.requests = [prepared(pair, p, str(i), max_tokens=8, logprobs=TOP) for i, p in enumerate(prompts)]
@@ -93,7 +97,8 @@ class Random(EqualModel):
 class TinyVL(EqualModel):
     """The bundled model on the samples that ship with it, all pictures of one size."""
 
-    def __init__(self):
+    def __init__(self, **options):
+        self.options = options
         self.model = load_model(ModelOptions(dtype="float32"))
         spec = ProcessorSpec.load(resolve("mmserve/tiny-vl"))
         self.processor = Processor(spec, MediaOptions())

@@ -16,8 +16,10 @@ ANSWER = 9
 class Scene:
     """An engine in which ``doomed`` is to be aborted. ``bystander`` has its prompt, or only its picture."""
 
+    overlap = "off"
+
     def __init__(self, pair, **options):
-        self.engine = make_engine(pair, page_size=4, **options)
+        self.engine = make_engine(pair, page_size=4, **{"overlap": self.overlap, **options})
         self.request = prepared(pair, pair.prompt(*CASE, seed=1), max_tokens=ANSWER, logprobs=2)
         self.outputs = []
 
@@ -57,9 +59,15 @@ class Scene:
         return {name: said([o for o in self.outputs if o.request_id == name]) for name in names}
 
 
+@pytest.fixture(autouse=True, params=["off", "on"])
+def overlap(request, monkeypatch):
+    """Every moment once more with a step in flight."""
+    monkeypatch.setattr(Scene, "overlap", request.param)
+
+
 @pytest.fixture(scope="module")
 def cold(pair):
-    scene = Scene(pair, prefix_caching=False)
+    scene = Scene(pair, prefix_caching=False, overlap="off")
     scene.send("alone")
     return scene.end()["alone"]
 

@@ -29,11 +29,23 @@ from mmserve.engine.runner.devices import CPUDevice, EagerGraph
 MANY = 2000
 
 
-@pytest.fixture(scope="module", params=["qwen2_vl", "qwen2_5_vl", "tiny-vl"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("qwen2_vl", "off"),
+        ("qwen2_vl", "on"),
+        ("qwen2_5_vl", "off"),
+        ("tiny-vl", "off"),
+        ("tiny-vl", "on"),
+    ],
+    ids=lambda param: f"{param[0]}, overlap {param[1]}",
+)
 def model(request, tmp_path_factory):
-    if request.param == "tiny-vl":
-        return TinyVL()
-    return Random(Pair(request.param, tmp_path_factory.mktemp("model")))
+    """With steps in flight and without; the answers that all are compared with come from the latter."""
+    name, overlap = request.param
+    if name == "tiny-vl":
+        return TinyVL(overlap=overlap)
+    return Random(Pair(name, tmp_path_factory.mktemp("model")), overlap=overlap)
 
 
 @pytest.fixture(scope="module")
