@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mmserve.core.device import Device
 from mmserve.core.errors import MMServeError
 from mmserve.core.messages import VisionItem
+from mmserve.encoders.lane import Lane
 from mmserve.encoders.parts import Resumable
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.models.forward import VisionEncoder
@@ -20,9 +22,11 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 
 @dataclass(slots=True)
 class _Batch:
-    """What is being encoded: its items, the room that the pool keeps for them, how far it is."""
+    """What is being encoded: its items, which rows of each are kept (None: all), the room that the pool keeps
+    for them, how far it is."""
 
     items: Sequence[VisionItem]
+    kept: list[torch.Tensor | None]
     nbytes: int
     run: Resumable[list[torch.Tensor]]
 
@@ -40,6 +44,11 @@ class EncoderStage:
     One batch is in work at a time, and its items are wanted until it is done: so a digest that several
     requests want is encoded once. ``token_bytes`` is what one vision token takes in the pool:
     (1 + D) * hidden * element size.
+
+    On a GPU slices run in a stream of their own (``lane.py``) beside the steps of answers, which go first:
+    ``advance`` launches one, and until the device is done with it there is nothing more to do (``busy``).
+    Features enter the pool when they are there, not before, so no step ever waits for a picture. ``collect``
+    is called once a step to see to that.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class EncoderStage:
         *,
         merge_size: int,
         token_bytes: int,
+        device: Device | None = None,
     ) -> None:
         self.encoder = encoder
         self.budget_tokens = budget_tokens
@@ -61,6 +71,7 @@ class EncoderStage:
         self.slices = 0
         self.dropped_batches = 0
         self._batch: _Batch | None = None
+        self._lane = None if device is None or device.synchronous else Lane(device)
 
     def tokens(self, item: VisionItem) -> int:
         """Tokens of ``item``, the number it takes in the prompt and in the pool."""
@@ -109,32 +120,69 @@ class EncoderStage:
     def begin(self, items: Sequence[VisionItem]) -> None:
         """Put ``items`` in work, and keep room for them in the pool: errors as ``EmbeddingPool.put``."""
         assert self._batch is None, "one batch at a time"
-        run = Resumable(self.encoder.parts([_pixels(i) for i in items], [i.grid for i in items]))
+        pixels = [_pixels(i) for i in items]
+        kept = [None if i.kept is None else torch.tensor(i.kept, dtype=torch.long) for i in items]
+        if self._lane is not None:
+            pixels, kept = self._lane.upload(pixels), self._lane.upload(kept)
+        run = Resumable(self.encoder.parts(pixels, [i.grid for i in items]))
         nbytes = sum(map(self._nbytes, items))
         self.pool.reserve(nbytes)
-        self._batch = _Batch(items, nbytes, run)
+        self._batch = _Batch(items, kept, nbytes, run)
 
     def advance(self, work: float) -> float:
-        """Go on with the batch for about ``work`` floating-point operations, and return how many were done.
+        """Go on with the batch for about ``work`` floating-point operations, and return how many that were.
 
         With the last slice its items become idle entries of the pool: acquire them before the next batch.
         After an error the batch is gone.
         """
         assert self._batch is not None, "nothing is in work"
-        batch = self._batch
         self.slices += 1
         try:
-            done = batch.run.advance(work)
+            if self._lane is not None:
+                return self._lane.launch(lambda: self._advance(work))
+            done = self._advance(work)
         except BaseException:
             self._end()
             raise
-        if batch.run.done:
-            self._end()
-            self._keep(batch.items, batch.run.result)
+        if self._batch.run.done:
+            self._keep()
         return done
 
+    def _advance(self, work: float) -> float:
+        """Whole features only leave here, so that what is cut off and copied is in order, too."""
+        assert self._batch is not None
+        batch = self._batch
+        done = batch.run.advance(work)
+        if batch.run.done:
+            batch.run.result = list(map(_kept, batch.run.result, batch.kept))
+        return done
+
+    # ------------------------------------------------------------ beside a device
+
+    @property
+    def busy(self) -> bool:
+        """Whether the device is at a slice."""
+        return self._lane is not None and self._lane.busy
+
+    def collect(self) -> Sequence[tuple[float, float]]:
+        """Keep the features of a batch that the device is done with. Operations and seconds of the slice that
+        has ended since this was last asked."""
+        if self._lane is None:
+            return ()
+        ended = self._lane.collect()
+        if self._batch is not None and self._batch.run.done and not self._lane.busy:
+            for features in self._batch.run.result:
+                self._lane.share(features)
+            self._keep()
+        return ended
+
+    def wait(self) -> None:
+        """Until the device is done with the slice that it is at."""
+        if self._lane is not None:
+            self._lane.wait()
+
     def drop(self) -> None:
-        """Nobody wants the batch in work any more."""
+        """Nobody wants the batch in work any more. What the device does for it meanwhile is for nothing."""
         if self._batch:
             self.dropped_batches += 1
             self._end()
@@ -143,6 +191,8 @@ class EncoderStage:
         """``begin`` and ``advance`` to the end."""
         self.begin(items)
         self.advance(float("inf"))
+        self.wait()
+        self.collect()
 
     def encode(self, items: Sequence[VisionItem]) -> None:
         """Encode all missing ``items``, batch after batch (for callers that have nothing else to do)."""
@@ -164,11 +214,15 @@ class EncoderStage:
         self.pool.unreserve(self._batch.nbytes)
         self._batch = None
 
-    def _keep(self, items: Sequence[VisionItem], features: Sequence[torch.Tensor]) -> None:
-        for item, result in zip(items, features, strict=True):
-            self.pool.put(item.digest, _kept(result, item))
-            self.encoded_tokens += result.shape[0]
-        self.encoded_items += len(items)
+    def _keep(self) -> None:
+        """The batch is done: its features become entries of the pool."""
+        assert self._batch is not None
+        batch = self._batch
+        self._end()
+        for item, features in zip(batch.items, batch.run.result, strict=True):
+            self.pool.put(item.digest, features)
+            self.encoded_tokens += self.cost(item)
+        self.encoded_items += len(batch.items)
 
     def _nbytes(self, item: VisionItem) -> int:
         return self.tokens(item) * self.token_bytes
@@ -182,11 +236,11 @@ def _pixels(item: VisionItem) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(item.pixels))
 
 
-def _kept(features: torch.Tensor, item: VisionItem) -> torch.Tensor:
-    """Those of ``features`` that are tokens of ``item``, in memory of their own: a view would keep the whole
-    batch alive in the pool."""
-    if item.kept is not None:
-        return features[torch.tensor(item.kept, dtype=torch.long, device=features.device)]
+def _kept(features: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """``rows`` of ``features``, or all, in memory of their own: a view would keep a whole batch alive in the
+    pool."""
+    if rows is not None:
+        return features[rows]
     if features.untyped_storage().nbytes() == features.nbytes:
         return features
     return features.clone()

@@ -81,13 +81,13 @@ class Engine:
         self.kv = _kv_pool(model, config)
         self.max_model_len = _max_model_len(model, config, self.kv)
         self.encoder_tokens = config.scheduler.encoder_tokens or ENCODER_TOKENS[model.device.type]
-        self.stage = _encoder_stage(model, config, self.encoder_tokens)
+        self.device = device_for(model.device, eager=config.runner.enforce_eager)
+        self.stage = _encoder_stage(model, config, self.encoder_tokens, self.device)
         self.claims = FeatureClaims(self.stage)
         prefixes = RadixCache(self.kv.page_size) if config.cache.prefix_caching else None
         memory, several = Memory(self.kv.allocator, prefixes), len(config.server.api_keys) > 1
         self.scheduler = Scheduler(config.scheduler, memory, self.claims, several_owners=several)
         self.carrier = Carrier(self.kv, memory, model.config.text)
-        self.device = device_for(model.device, eager=config.runner.enforce_eager)
         self.runner = Runner(
             model.language,
             attention_for(
@@ -208,6 +208,8 @@ class Engine:
     def _step(self) -> list[TokenOutput | PixelsWanted]:
         decodes = len(self.scheduler.decoding)
         outputs: list[TokenOutput | PixelsWanted] = [*self._expire()]
+        for work, seconds in self.stage.collect():
+            self.mixing.encoded(work, 0, seconds)
         encoded = self._encoder_first() and self._encode(decodes, outputs)
         outputs += self._park_lacking()
         if self.overlap and self.scheduler.tight:
@@ -217,7 +219,9 @@ class Engine:
             encoded = self._encode(decodes, outputs)
         computed = self._compute(batch)
         warmed = self._finish_warmed()
-        self._stalled = not (batch or encoded or computed or warmed)
+        if self.stage.busy and not (batch or computed or warmed):
+            self.stage.wait()
+        self._stalled = not (batch or encoded or computed or warmed or self.stage.items)
         return [*outputs, *computed, *warmed]
 
     def _encoder_first(self) -> bool:
@@ -236,6 +240,8 @@ class Engine:
 
     def _encode(self, decodes: int, outputs: list[TokenOutput | PixelsWanted]) -> bool:
         """A slice of the batch in work or of the next one, if there is any to be had; whether there was."""
+        if self.stage.busy:
+            return False
         work = self.mixing.slice_work(decodes)
         items = self.stage.items or (self._next_batch() if work else ())
         if not work or not items:
@@ -248,7 +254,8 @@ class Engine:
         except Exception as error:
             outputs += self._fail(self._owners(items), error)
         else:
-            self.mixing.encoded(done, decodes, self._clock() - start)
+            if self.device.synchronous:
+                self.mixing.encoded(done, decodes, self._clock() - start)
         return True
 
     def _next_batch(self) -> list[VisionItem]:
@@ -459,6 +466,10 @@ class Engine:
             "decode_waits": self.mixing.waits,
             "decode_wait_seconds": self.mixing.wait_seconds,
             "decode_wait_longest_seconds": self.mixing.longest_wait_seconds,
+            "device_wait_seconds": self.overlap.waited_seconds if self.overlap else 0.0,
+            "graphs": self.device.graph_costs().graphs,
+            "graph_seconds": self.device.graph_costs().seconds,
+            "graph_bytes": self.device.graph_costs().nbytes,
             "encoder_pool_bytes": self.stage.pool.used_bytes,
             "encoder_pool_evictions": self.stage.pool.evictions,
         }
@@ -516,11 +527,12 @@ def _main_stream(device: Device) -> Stream:
     return stream
 
 
-def _encoder_stage(model: LoadedModel, config: Config, budget: int) -> EncoderStage:
+def _encoder_stage(model: LoadedModel, config: Config, budget: int, device: Device) -> EncoderStage:
     return EncoderStage(
         model.encoder,
         budget,
         EmbeddingPool(config.cache.encoder_cache_mib << 20),
         merge_size=model.config.vision.merge_size,
         token_bytes=model.vision_token_bytes,
+        device=device,
     )

@@ -138,6 +138,11 @@ class Overlap:
         self._clock = clock
 
     @property
+    def waited_seconds(self) -> float:
+        """How long the host has waited for results."""
+        return self._fetches.waited_seconds
+
+    @property
     def launched_warm(self) -> list[Request]:
         """Warm requests in the step in flight, which end with its results."""
         return [c.request for c in self.flight.batch.prompts if c.request.warm] if self.flight else []

@@ -52,6 +52,12 @@ FIGURES: dict[str, Figure] = {
     ),
     "decode_wait_seconds": Figure("decode_wait_seconds", "Seconds that answers waited so", "counter"),
     "decode_wait_longest_seconds": Figure("decode_wait_longest_seconds", "The longest such wait"),
+    "device_wait_seconds": Figure(
+        "device_wait_seconds", "Seconds that the engine waited for results of steps in flight", "counter"
+    ),
+    "graphs": Figure("graphs", "Forwards that were captured, or recorded on a CPU"),
+    "graph_seconds": Figure("graph_capture_seconds", "Seconds that this took"),
+    "graph_bytes": Figure("graph_bytes", "Bytes of the GPU's memory that captured forwards hold"),
     "encoder_pool_bytes": Figure("encoder_pool_bytes", "Bytes of encoded pictures kept"),
     "encoder_pool_evictions": Figure(
         "encoder_pool_evictions", "Encoded pictures dropped for room", "counter"

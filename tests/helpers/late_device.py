@@ -22,12 +22,14 @@ class LateStream:
     def enqueue(self, work):
         self.queue.append(work)
 
+    @torch.inference_mode()
     def run(self, until=None):
         """What stands in the queue, up to place ``until``."""
         until = len(self.queue) if until is None else until
         while self.done < until:
+            work, self.queue[self.done] = self.queue[self.done], None
             self.done += 1
-            self.queue[self.done - 1]()
+            work()
 
     @contextmanager
     def use(self):
