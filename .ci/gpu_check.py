@@ -45,12 +45,8 @@ NEEDED = (
     "pytest",
 )
 WHEELS = {"PIL": "pillow", "cv2": "opencv-python-headless", "prometheus_client": "prometheus-client"}
-KERNEL_TESTS = (
-    "tests/unit/models/test_triton_ops.py",
-    "tests/unit/encoders/test_patch_kernel.py",
-    "tests/unit/engine/test_fused_sampling.py",
-)
-LIMITS = {"kernels": 80, "gpu tests": 200, "flashinfer": 70}  # seconds; the rest is the benchmark's
+ON_DEVICE = ("helpers.triton_device", '"cpu" if runtime.INTERPRETED else "cuda"')  # marks of kernels' tests
+LIMITS = {"kernels": 110, "gpu tests": 190, "flashinfer": 60}  # seconds; the rest is the benchmark's
 LAST = 45  # seconds that the benchmark's last measurement may take beyond its own budget
 SPARE = 8  # seconds of the budget that are kept back, to end and to write
 
@@ -125,6 +121,8 @@ class Check:
 
     def prepare(self) -> str | None:
         """Put the packages together; what is missing, and how to bring it, if something is."""
+        for old in (*self.out.glob("*.log"), *self.out.glob("bench.*"), *self.out.glob("gpu-check.*")):
+            old.unlink()
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir(parents=True)
         _link_packages(self.place)
@@ -205,9 +203,11 @@ class Check:
 
     def all(self) -> None:
         self.compile()
-        kernels = [path for path in KERNEL_TESTS if (ROOT / path).exists()]
+        kernels = _kernel_tests()
         if self.device == "cpu":
-            kernels = ["--collect-only", *kernels]
+            kernels.append("--collect-only")
+        elif self._has("xdist"):
+            kernels += ["-n", "4"]  # compilers run side by side
         self.tests("kernels", *kernels)
         where = ("tests/gpu", "-m", "gpu", "--gpu-device", self.device)
         self.tests("gpu tests", *where, "-k", "not flashinfer")
@@ -271,6 +271,12 @@ def _python(device: str) -> str:
         if subprocess.run([own, "-c", code], stderr=subprocess.DEVNULL).returncode == 0:
             return str(own)
     return sys.executable
+
+
+def _kernel_tests() -> list[str]:
+    """Unit tests that take the GPU for their device where there is one."""
+    files = sorted((ROOT / "tests" / "unit").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in files if any(m in path.read_text() for m in ON_DEVICE)]
 
 
 def _link_packages(place: Path) -> None:

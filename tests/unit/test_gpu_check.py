@@ -69,6 +69,12 @@ def gpu_check(monkeypatch):
     return gpu_check
 
 
+def test_kernels_tests_are_found(gpu_check):
+    found = {Path(path).name for path in gpu_check._kernel_tests()}
+    assert {"test_triton_ops.py", "test_patch_kernel.py", "test_fused_sampling.py"} < found
+    assert Path(__file__).name not in found
+
+
 def test_a_part_that_does_not_end_is_killed_and_told(tmp_path, gpu_check):
     asked = gpu_check.arguments(["--device", "cpu", "--out", str(tmp_path), "--budget", "60"])
     found = gpu_check.Check(asked)
