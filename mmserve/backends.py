@@ -35,7 +35,7 @@ def expected(config: Config) -> dict[str, Choice]:
         "dtype": dtype,
         "attention": attention,
         "vision attention": _vision_attention(config, device["runs"], dtype["runs"]),
-        "graphs": _graphs(attention["runs"], config.runner.enforce_eager),
+        "graphs": _graphs(attention["runs"], device["runs"], config.runner.enforce_eager),
         "overlap": _overlap(config, device["runs"]),
         "linear": {"runs": linear, "why": ops.linear_why},
         "operations": {"runs": names, "why": _operations(device["runs"], dtype["runs"])},
@@ -86,10 +86,10 @@ def _overlap(config: Config, device: str) -> Choice:
     return {"runs": runs, "why": why}
 
 
-def _graphs(attention: str, eager: bool) -> Choice:
+def _graphs(attention: str, device: str, eager: bool) -> Choice:
     if eager:
         return {"runs": "none", "why": "enforce_eager is on"}
-    if attention in ("flashinfer", "triton"):
+    if attention in ("flashinfer", "triton") and device == "cuda":
         return {"runs": "CUDA graphs", "why": "attention reads its plan from memory that stays"}
     if attention == "native":
         return {"runs": "recorded steps", "why": "attention reads its plan from memory that stays"}

@@ -7,7 +7,10 @@ import pytest
 import torch
 from helpers.triton_device import DEVICE, EXACT
 
+from mmserve.backends import expected
+from mmserve.core.config import Config
 from mmserve.core.errors import ConfigError
+from mmserve.encoders import attention as vision
 from mmserve.engine.attention import choose
 from mmserve.engine.attention.base import Extent, Span
 from mmserve.engine.attention.choose import attention_for, choose_attention
@@ -309,6 +312,22 @@ def test_flashinfer_is_asked_about_the_models_own_heads(monkeypatch):
     assert asked == [(torch.device("cuda"), torch.bfloat16, 48)]
 
 
+def test_doctor_tells_what_a_gpu_would_run_and_why(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    monkeypatch.setattr(choose.flashinfer, "unusable", lambda *_: "it is not installed")
+    monkeypatch.setattr(choose.triton, "unusable", lambda *_: None)
+    vision.choose_form.cache_clear()
+    told = expected(Config.of(device="cuda"))
+    vision.choose_form.cache_clear()
+    assert (told["attention"]["runs"], told["vision attention"]["runs"]) == ("triton", "triton")
+    assert "flashinfer cannot run: it is not installed" in told["attention"]["why"]
+    assert told["graphs"]["runs"] == "CUDA graphs"
+    asked = expected(Config.of(device="cuda", attention_backend="torch"))
+    assert asked["attention"] == {"runs": "torch", "why": "asked for"}
+    assert asked["graphs"]["runs"] == "none"
+
+
 @pytest.mark.skipif(runtime.unusable(CPU) is not None, reason="nothing is interpreted here")
 def test_a_cpu_never_gets_an_interpreter_unasked():
     assert choose_attention("auto", CPU, torch.bfloat16)[0] != "triton"
@@ -316,3 +335,4 @@ def test_a_cpu_never_gets_an_interpreter_unasked():
     pool = KVPool(KVShape(1, 1, 16, torch.float32), 3, 4, "cpu")
     backend = attention_for("triton", pool, Extent(heads=2, max_decodes=2, max_len=8))
     assert type(backend).__name__ == "TritonAttention"
+    assert expected(Config.of(device="cpu", attention_backend="triton"))["graphs"]["runs"] == "none"
