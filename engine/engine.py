@@ -18,6 +18,7 @@ from mmserve.core.errors import (
     InvalidRequest,
     MMServeError,
     NoTokenAllowed,
+    OutOfMemory,
 )
 from mmserve.core.messages import (
     CarryOver,
@@ -97,7 +98,7 @@ class Engine:
             self.device,
             config.scheduler.max_running,
         )
-        self.sampler = sampler_for(model.device)
+        self.sampler = sampler_for(model.device, model.config.text.vocab_size, model.dtype)
         self.overlap = _overlap(config, self.device, clock)
         self._stream = _main_stream(self.device)
         self.mixing = Mixing(config.scheduler.stall_factor or STALL_FACTOR[model.device.type])
@@ -108,6 +109,7 @@ class Engine:
         self._steps = 0
         self._pixel_requests = 0
         self._expired = 0
+        self._shed_requests = 0
         self._warmed = 0
 
     # ------------------------------------------------------------ requests come and go
@@ -251,6 +253,8 @@ class Engine:
             if not self.stage.items:
                 self.stage.begin(items)
             done = self.stage.advance(work)
+        except torch.OutOfMemoryError as error:
+            outputs += self._shed(self._owners(items), error)
         except Exception as error:
             outputs += self._fail(self._owners(items), error)
         else:
@@ -292,7 +296,8 @@ class Engine:
                 sampled = self.sampler.sample(logits[: len(sampling)], sampling) if sampling else []
                 score_prompts(logits[len(sampling) :], batch.prompts)
         except Exception as error:
-            return self._fail([chunk.request for chunk in batch], error)
+            return self._fail_step(batch, error)
+        self._steps += 1
         self._took(batch, self._clock() - start)
         self.scheduler.advance(batch)
         return [
@@ -313,7 +318,7 @@ class Engine:
             return outputs + self._fail_launch(batch, error, overlap)
         self.scheduler.advance(batch)
         self.scheduler.drawing(sampling)
-        flight = overlap.launched(batch, sampling, drawn, timer)
+        flight = overlap.launched(batch, sampling, drawn, timer, beside=self.stage.busy)
         outputs += self._land(overlap)
         overlap.flight = flight
         return outputs
@@ -336,7 +341,9 @@ class Engine:
         if flight is None:
             return []
         results = flight.results()
-        self._took(flight.batch, flight.timer.seconds())
+        self._steps += 1
+        if not flight.beside:  # a picture's slice slows the step, which is no measure then
+            self._took(flight.batch, flight.timer.seconds())
         return [
             self._result(request, token, logprob)
             for request, (token, logprob) in results
@@ -344,12 +351,9 @@ class Engine:
         ]
 
     def _fail_launch(self, batch: Batch, error: Exception, overlap: Overlap) -> list[TokenOutput]:
-        outputs = self._land(overlap)
-        alive = [chunk.request for chunk in batch if chunk.request.status is not Status.FINISHED]
-        return outputs + self._fail(alive, error)
+        return self._land(overlap) + self._fail_step(batch, error)
 
     def _took(self, batch: Batch, seconds: float) -> None:
-        self._steps += 1
         decodes = len(batch.decodes)
         self.mixing.computed(batch.num_tokens - decodes, decodes, seconds)
 
@@ -381,6 +385,27 @@ class Engine:
         self._expired += len(late)
         error = "the deadline of the request passed before its first token"
         return [self._finish(r, "error", error=error, error_code=DeadlineExceeded.code) for r in late]
+
+    def _fail_step(self, batch: Batch, error: Exception) -> list[TokenOutput]:
+        """``batch`` could not be computed, and nothing of it counts."""
+        alive = [chunk.request for chunk in batch if chunk.request.status is not Status.FINISHED]
+        if isinstance(error, torch.OutOfMemoryError):
+            return self._shed(alive, error)
+        return self._fail(alive, error)
+
+    def _shed(self, requests: Sequence[Request], error: Exception) -> list[TokenOutput]:
+        """There was no memory for these together: the newest ends, and the others try again without it."""
+        newest = max(requests, key=lambda request: request.arrival, default=None)
+        if newest is None:
+            return []
+        log.error("no memory for a step of %d requests; the newest ends", len(requests), exc_info=error)
+        self._shed_requests += 1
+        for request in requests:
+            self.sampler.forget(request)  # it may have counted tokens that nobody will see
+        outputs = [self._finish(newest, "error", error=OutOfMemory.said, error_code=OutOfMemory.code)]
+        self.device.give_back()
+        self.check_integrity()
+        return outputs
 
     def _fail(self, requests: Sequence[Request], error: Exception) -> list[TokenOutput]:
         log.error("a step failed; %d requests end with it", len(requests), exc_info=error)
@@ -449,6 +474,7 @@ class Engine:
             "requests": self._arrivals,
             "preemptions": self.scheduler.preemptions,
             "expired": self._expired,
+            "shed": self._shed_requests,
             "warmed": self._warmed,
             "carried_tokens": self.carrier.carried_tokens,
             "pixel_requests": self._pixel_requests,

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from mmserve.core.errors import DeadlineExceeded, InvalidGrammar, MMServeError, NoTokenAllowed
+from mmserve.core.errors import (
+    DeadlineExceeded,
+    InvalidGrammar,
+    MMServeError,
+    NoTokenAllowed,
+    OutOfMemory,
+)
 from mmserve.core.messages import (
     ChatInput,
     Grammar,
@@ -120,6 +126,8 @@ def _failure(output: TextOutput, form: Grammar | None) -> MMServeError:
     match output.error_code:
         case DeadlineExceeded.code:
             return DeadlineExceeded(output.error or "its deadline passed", param="deadline_ms")
+        case OutOfMemory.code:
+            return OutOfMemory(output.error or OutOfMemory.said)
         case NoTokenAllowed.code:
             return NoTokenAllowed(output.error or NoTokenAllowed.said)
         case InvalidGrammar.code:

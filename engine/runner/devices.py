@@ -122,6 +122,9 @@ class CPUDevice:
     def free_memory(self) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
+    def give_back(self) -> None:
+        pass
+
 
 class EagerCPUDevice(CPUDevice):
     def capture(self, forward: Callable[[], None], family: str = STEPS) -> Graph:
@@ -238,6 +241,9 @@ class CUDADevice:
         """What the driver has left, and what torch keeps for itself and does not use."""
         held = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return torch.cuda.mem_get_info(self.torch_device)[0] + held
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
 
     def _capture_stream(self, family: str) -> torch.cuda.Stream:
         if family not in self._capturing:

@@ -37,9 +37,9 @@ to a slot of its own behind what was published, so neither the tree nor anybody'
 * Whatever is read into a pinned half or a result's buffer waits for its own event (``staging.py``).
 
 **Aborts** take effect at once, in flight or not; the row's token is dropped. **Failures.** A launch that
-raises has changed nothing that counts: the results before it are handled, then its requests end. An error
-that shows only in results (the device's own) is raised out of ``Engine.step``: tokens, prefixes and counts
-rest on a step that never was. **n > 1** are requests like others.
+raises has changed nothing that counts: the results before it are handled, then its requests end, or where
+memory was short, the newest of them. An error that shows only in results (the device's own) is raised out of
+``Engine.step``: tokens, prefixes and counts rest on a step that never was. **n > 1** are requests as others.
 
 On a CPU each launch is done when it returns. The same code runs with ``overlap on``, in the same order, and
 answers must be the same; by default it is off there, for it hides nothing and tells tokens a step late.
@@ -77,6 +77,7 @@ class Flight:
     drawn: Drawn | None
     fetched: Fetched
     timer: Timer
+    beside: bool  # the encoder's slice
 
     def results(self) -> list[tuple[Request, Sampled]]:
         """Every row's request and token, once the device is there; to be asked once."""
@@ -156,11 +157,13 @@ class Overlap:
         timer.start()
         return timer
 
-    def launched(self, batch: Batch, sampling: list[Request], drawn: Drawn | None, timer: Timer) -> Flight:
+    def launched(
+        self, batch: Batch, sampling: list[Request], drawn: Drawn | None, timer: Timer, beside: bool
+    ) -> Flight:
         """``batch`` was computed and drawn, as far as the host is concerned."""
         timer.stop()  # before the copies, so that it has happened when they have
         fetched = self._fetches.start(drawn.copies if drawn else ())
-        return Flight(batch, sampling, drawn, fetched, timer)
+        return Flight(batch, sampling, drawn, fetched, timer, beside)
 
     def landing(self) -> Flight | None:
         """The step in flight, which is none any more."""

@@ -112,8 +112,8 @@ class SchedulerOptions(Section):
 class RunnerOptions(Section):
     attention_backend: str = option(
         "auto",
-        "attention over the paged KV cache; native is by kernels in C++ for the CPU, flashinfer and triton for"
-        " GPUs, torch by matrix products, reference the slow oracle",
+        "attention over the paged KV cache; native is by kernels in C++ for the CPU, flashinfer and triton"
+        " are for GPUs, torch by matrix products, reference the slow oracle",
         choices=("auto", "native", "flashinfer", "triton", "torch", "reference"),
     )
     linear_backend: str = option(

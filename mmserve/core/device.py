@@ -96,3 +96,6 @@ class Device(Protocol):
 
     def free_memory(self) -> int:
         """Bytes that an allocation could still get."""
+
+    def give_back(self) -> None:
+        """Let go of memory that is kept for later allocations of the same kind."""

@@ -101,6 +101,15 @@ class Overloaded(MMServeError):
     code = "overloaded"
 
 
+class OutOfMemory(MMServeError):
+    """The device had no memory for a step; its newest request was given up, so that the others go on."""
+
+    status = 503
+    type = "server_error"
+    code = "out_of_memory"
+    said = "the device ran out of memory in a step of this request, the newest in it; try again later"
+
+
 class EngineDead(MMServeError):
     """The engine loop ended with an error; nothing can be answered any more."""
 

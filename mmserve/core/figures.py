@@ -28,6 +28,7 @@ FIGURES: dict[str, Figure] = {
     "expired": Figure(
         "requests_expired", "Requests whose deadline passed before their first token", "counter"
     ),
+    "shed": Figure("requests_shed", "Requests given up for want of the device's memory", "counter"),
     "warmed": Figure("requests_warmed", "Requests that made a context ready to be asked about", "counter"),
     "carried_tokens": Figure(
         "carried_tokens", "Tokens whose keys and values outlived a drop of their session's window", "counter"
