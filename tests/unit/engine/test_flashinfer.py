@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import fake_flashinfer
+from helpers.engine_requests import drain, make_engine, prepared, tokens
 
 from mmserve.engine.attention import flashinfer
 from mmserve.engine.attention.base import Extent, Span
@@ -18,6 +19,7 @@ from mmserve.engine.attention.page_lists import Contexts, PageLists, shared_page
 from mmserve.engine.attention.reference import ReferenceAttention
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape
+from mmserve.engine.runner.runner import Runner
 from mmserve.models.ops import flashinfer as ops
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
@@ -161,6 +163,25 @@ def test_a_prefix_common_to_most_is_not_common_to_all(world, monkeypatch):
     spans = [Span(i, 70, 71, world.table(110, begin=prefix)) for i in range(7)]
     world.step([*spans, Span(7, 70, 71, world.table(110))], 8)
     assert world.fast.form == "plain"
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_an_engine_answers_as_by_other_backends(pair, monkeypatch, overlap):
+    """Prompts in chunks beside decodes, common prefixes, one after another through the same planners."""
+    monkeypatch.setattr(flashinfer, "CASCADE_SPARED", 1)
+    cases = [(9,), (5, ("image", 4, 6), 7), (40,), (5, ("image", 4, 6), 9)]
+    prompts = [pair.prompt(*case, seed=1) for case in cases] * 3
+    said = []
+    for changed in (False, True):
+        engine = make_engine(pair, overlap=overlap, enforce_eager=True, step_tokens=24, page_size=4)
+        if changed:
+            extent = Extent(pair.model.config.text.num_heads, 64, engine.max_model_len)
+            attention = FlashInferAttention(engine.kv, extent, fake_flashinfer)
+            engine.runner = Runner(pair.model.language, attention, engine.claims, engine.device, 64)
+        for number, prompt in enumerate(prompts):
+            engine.submit(prepared(pair, prompt, str(number)))
+        said.append({name: tokens(outputs) for name, outputs in drain(engine).items()})
+    assert said[0] == said[1]
 
 
 def test_rows_of_padding_stand_behind_all_others(world):
