@@ -31,8 +31,10 @@ def bytes_at_most(form: str, vocab: int, rows: int) -> int:
     return remembered.bytes_at_most(vocab, rows)
 
 
-def sampler_for(device: torch.device) -> Sampler:
-    """The sampler of an engine on ``device``."""
+def sampler_for(device: torch.device, vocab: int, dtype: torch.dtype) -> Sampler:
+    """The sampler of an engine on ``device`` for logits of ``vocab`` tokens in ``dtype``, ready to draw."""
     form, why = choose_sampling(device)
     log.info("sampling runs as %s: %s", form, why)
-    return Sampler(form)
+    sampler = Sampler(form)
+    sampler.prepare(vocab, device, dtype)
+    return sampler

@@ -178,6 +178,27 @@ class FusedBatch:
         return upload(values, self._device)
 
 
+def compile_beforehand(remembered: Remembered, dtype: torch.dtype) -> None:
+    """Launch each kernel once, on a row of nothing in ``dtype``, so that no draw waits for a compiler."""
+    vocab, device = remembered.counts.table.shape[1], remembered.device
+    records = _columns(INT_COLUMNS, np.int64, 1)
+    for name in ("state", "text", "mask", "grammar"):
+        records[name] = -1
+    records["text"], records["length"] = 0, 1
+    texts = torch.zeros(1, remembered.texts.table.shape[1], dtype=torch.int32, device=device)
+    floats = torch.ones(1, len(FLOAT_COLUMNS), device=device)
+    ints = upload(records.view(np.int64).reshape(1, -1), device)
+    words = Words(*(upload(np.zeros((1, n), np.int32), device) for n in (2, 4)))
+    tokens = upload(np.full(1, -1, np.int32), device)
+    masks = torch.zeros(0, -(-vocab // 32), dtype=torch.int32, device=device)
+    edits = Edits(ints, floats, remembered.counts.table, masks, masks, tokens, torch.zeros(1, device=device))
+    chosen = torch.empty(1, dtype=torch.int64, device=device)
+    work, listed = remembered.room(1)
+    bar_words(words, ints, texts, tokens, 0)
+    edit(torch.zeros(1, vocab, dtype=dtype, device=device), edits, work)
+    choose(work, edits, texts, listed, vocab, 0, chosen, torch.empty(1, dtype=torch.int8, device=device))
+
+
 class _Reported:
     """The rows whose log-probabilities are told: the model's own, before anything is done to its logits."""
 

@@ -36,6 +36,14 @@ class Sampler:
         self._history: History | Remembered | None = None
         self._batch: SamplingBatch | FusedBatch | None = None
 
+    def prepare(self, vocab: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Compile what draws from logits of ``vocab`` tokens in ``dtype`` need, where that takes a while."""
+        if self.form == "torch":
+            return
+        from mmserve.engine.sampling.fused import compile_beforehand  # Triton is there, then
+
+        compile_beforehand(self._remembered(vocab, device), dtype)
+
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> list[Sampled]:
         """One (token, log-probability if asked for) for each row of ``logits`` [R, vocab] of any dtype.
 
@@ -95,13 +103,17 @@ class Sampler:
                 self._history = History(logits.device)
             assert isinstance(self._history, History)
             return SamplingBatch(requests, records, self._history, vocab)
-        from mmserve.engine.sampling.fused import FusedBatch  # Triton is there, then
+        from mmserve.engine.sampling.fused import FusedBatch
+
+        return FusedBatch(requests, records, self._remembered(vocab, logits.device), vocab)
+
+    def _remembered(self, vocab: int, device: torch.device) -> "Remembered":
         from mmserve.engine.sampling.remembered import Remembered
 
         if self._history is None:
-            self._history = Remembered(logits.device, vocab)
+            self._history = Remembered(device, vocab)
         assert isinstance(self._history, Remembered)
-        return FusedBatch(requests, records, self._history, vocab)
+        return self._history
 
     def _settle(self) -> None:
         """Count the tokens of the last steps, and let go of their batch."""

@@ -51,7 +51,7 @@ def test_the_plain_form_runs_on_a_gpu_too(device):
 
 
 def test_the_fused_form_is_chosen(cuda):
-    assert sampler_for(cuda).form == "triton"
+    assert sampler_for(cuda, VOCAB, torch.bfloat16).form == "triton"
 
 
 def test_no_draw_waits_for_the_device(cuda):

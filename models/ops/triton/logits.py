@@ -125,7 +125,7 @@ def edit_kernel(
     tl.store(sums + place, tl.sum(tl.exp(blocks - level[:, None]), 1))
 
 
-@triton.jit(do_not_specialize=["age"])
+@triton.jit(do_not_specialize=["age", "length"])
 def words_kernel(begins, metas, ints, texts, tokens, texts_row, age, length, LENGTH_MOST: tl.constexpr):
     """One program a word: its entry forbids its last token if the text ends with the others, else nothing."""
     word = tl.program_id(0)

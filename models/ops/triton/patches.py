@@ -16,7 +16,7 @@ from mmserve.models.ops.triton.runtime import INTERPRETED, Example
 TILE = {"BM": 256, "BN": 256, "BK": 256} if INTERPRETED else {"BM": 128, "BN": 128, "BK": 32}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "tokens_wide"])
 def embed_patches_kernel(
     pixels,
     weight,

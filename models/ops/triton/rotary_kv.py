@@ -13,7 +13,7 @@ HEADS = 4  # of one program
 ROWS = 8  # of a table, in one program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["axis_stride", "rows"])
 def mrope_kernel(
     positions, frequencies, axes, cos, sin, axis_stride, rows, half, ROWS: tl.constexpr, HALF: tl.constexpr
 ):

@@ -50,6 +50,11 @@ def test_answers_are_those_of_the_plain_sampler(pair, plain):
     assert answers(pair, "triton") == plain
 
 
+def test_steps_in_flight_are_drawn_without_the_hosts_knowing_the_last_tokens(pair, plain):
+    """Penalties, ends held back and draws of step N + 1 before the results of step N were handled."""
+    assert answers(pair, "triton", overlap="on") == plain
+
+
 def test_answers_of_all_that_runs_on_a_gpu_are_those_of_the_plain_forms(pair, plain, monkeypatch):
     """Kernels in both towers, keys and values stored as they are rotated, attention and sampler."""
     monkeypatch.setattr(models, "choose_ops", lambda *_: triton_ops())
