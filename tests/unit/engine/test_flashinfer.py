@@ -30,13 +30,13 @@ EXTENT = Extent(heads=HEADS, max_decodes=16, max_len=512)
 class World:
     """Two equal pools, one of FlashInferAttention and one of the reference, and requests in them."""
 
-    def __init__(self, page_size):
+    def __init__(self, page_size, package=fake_flashinfer):
         torch.manual_seed(0)
         self.page_size, pages = page_size, 500 + 5000 // page_size
         self.pool, self.other = (KVPool(SHAPE, pages, page_size, "cpu") for _ in range(2))
         self.pool.data[:, :, :, page_size:].normal_()  # all but the dummy page
         self.other.data.copy_(self.pool.data)
-        self.fast = FlashInferAttention(self.pool, EXTENT, fake_flashinfer)
+        self.fast = FlashInferAttention(self.pool, EXTENT, package)
         self.slow = ReferenceAttention(self.other)
 
     def table(self, tokens, begin=None):
@@ -276,12 +276,16 @@ def _raise(name):
     raise ImportError(f"No module named {name!r}")
 
 
-def test_all_calls_fit_the_installed_library(monkeypatch):
-    real = pytest.importorskip(
+@pytest.fixture
+def real():
+    return pytest.importorskip(
         "flashinfer",
         reason="FlashInfer's signatures are not checked: pip install --no-deps flashinfer-python"
         " apache-tvm-ffi requests urllib3 charset-normalizer nvidia-ml-py",
     )
+
+
+def test_all_calls_fit_the_installed_library(real, monkeypatch):
     with fake_flashinfer.noted() as calls:
         everything_once(monkeypatch)
     assert len({(kind, name) for kind, name, _, _ in calls}) == 16, "four classes, each with four methods"
@@ -291,9 +295,41 @@ def test_all_calls_fit_the_installed_library(monkeypatch):
         inspect.signature(getattr(getattr(real, kind), inner)).bind(None, *args, **kwargs)
 
 
-def everything_once(monkeypatch):
+def test_the_installed_librarys_own_code_takes_what_it_is_told(real, monkeypatch):
+    """Its Python up to its kernels, in whose place stands what does nothing: it checks dtypes and shapes, and
+    that what is planned for a graph fits the buffers."""
+    called = []
+
+    class Kernels:
+        def __getattr__(self, name):
+            return lambda *args: called.append(name) or [0] * 20
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **kwargs: empty(*size, **kwargs))
+    monkeypatch.setattr(real.cascade, "merge_state_in_place", lambda *args: None)
+    instead = {
+        **dict.fromkeys(("get_batch_decode_module", "get_batch_prefill_module"), lambda *args: Kernels()),
+        "determine_attention_backend": lambda *args, **kwargs: "fa2",
+        "get_compute_capability": lambda device: (9, 0),
+        "device_support_pdl": lambda device: False,
+        "_get_cache_alibi_slopes_buf": lambda heads, device: None,
+    }
+    for module in (real.decode, real.prefill, real.utils):
+        for name, stub in instead.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, stub)
+    monkeypatch.setattr(World, "compare", lambda self, qkv: self.fast.forward(*qkv, 0))
+    everything_once(monkeypatch, real)
+    assert {name: called.count(name) for name in ("run", "paged_run", "ragged_run")} == {
+        "run": 2,
+        "paged_run": 3,
+        "ragged_run": 1,
+    }
+
+
+def everything_once(monkeypatch, package=fake_flashinfer):
     random.seed(0)
-    world = World(16)
+    world = World(16, package)
     spans, row = spans_of(world, [1, 1, 20], [20, 130, 16])
     world.step(spans, row)
     world.step(spans[:2], 8)
@@ -301,4 +337,4 @@ def everything_once(monkeypatch):
     prefix = world.table(64).runs
     world.step([Span(i, 70, 71, world.table(90, begin=prefix)) for i in range(8)], 8)
     q = torch.randn(5, 2, 64)
-    ops.RaggedAttention(torch.device("cpu"), fake_flashinfer)(q, q, q, (2, 3))
+    ops.RaggedAttention(torch.device("cpu"), package)(q, q, q, (2, 3))
