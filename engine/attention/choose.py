@@ -30,9 +30,9 @@ _FAST = {
 }
 
 
-def attention_for(name: str, pool: KVPool, extent: Extent | None = None) -> AttentionBackend:
-    """The backend of ``attention_backend`` over ``pool``. ConfigError when it cannot run there. Those of GPUs
-    have memory that stays, made for ``extent``."""
+def attention_for(name: str, pool: KVPool, extent: Extent) -> AttentionBackend:
+    """The backend of ``attention_backend`` over ``pool``, for plans of up to ``extent``. ConfigError when it
+    cannot run there."""
     shape = pool.shape
     chosen, why = choose_attention(name, pool.data.device, shape.dtype, shape.head_dim)
     log.info("attention runs as %s: %s", chosen, why)
@@ -41,9 +41,8 @@ def attention_for(name: str, pool: KVPool, extent: Extent | None = None) -> Atte
     return _PLAIN[chosen](pool)
 
 
-def _on_gpu(chosen: str, pool: KVPool, extent: Extent | None) -> AttentionBackend:
+def _on_gpu(chosen: str, pool: KVPool, extent: Extent) -> AttentionBackend:
     """Imported here, since they need packages that CPUs do without."""
-    assert extent is not None
     if chosen == "flashinfer":
         from mmserve.engine.attention.flashinfer import FlashInferAttention
 

@@ -65,7 +65,7 @@ def decode_kernel(
         acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
         for at in range(first, stop, BLOCK_N):
             there = at + n < stop
-            place = base + slots_of(pages, at + n, there, PAGE)[:, None] * DIM
+            place = base + slots_of(pages, at + n, there, False, PAGE)[:, None] * DIM
             seen = there[:, None] & (d < DIM)[None, :]
             k = tl.load(keys + place, seen, other=0.0)
             scores = dot(asked, tl.trans(k), tl.zeros([BLOCK_G, BLOCK_N], tl.float32)) * scale
@@ -171,10 +171,11 @@ def decode(
 
 
 def _options(dtype: torch.dtype, block_d: int) -> dict[str, int]:
-    """How deep loads run ahead is bounded by shared memory: two blocks of BLOCK_N x block_d a stage."""
+    """A block of keys is asked for when its pages are known, which takes two stages of the pipeline; of five
+    there are two blocks under way. float32 would not fit into shared memory so."""
     if dtype == torch.float32:
         return {"num_warps": 4, "num_stages": 2 if block_d <= 128 else 1}
-    return {"num_warps": 4, "num_stages": 3 if block_d <= 128 else 2}
+    return {"num_warps": 4, "num_stages": 5}
 
 
 def _example(dtype: torch.dtype, group: int, dim: int, page: int, splits: int) -> Example:

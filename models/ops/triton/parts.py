@@ -18,10 +18,19 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def slots_of(pages, tokens, there, PAGE: tl.constexpr):
+def slots_of(pages, tokens, there, ALL: tl.constexpr, PAGE: tl.constexpr):
     """The KV slots, int64, of ``tokens`` of the request whose page numbers begin at ``pages``."""
-    page = tl.load(pages + tokens // PAGE, there, other=0)
+    page = loaded(pages + tokens // PAGE, there, ALL)
     return page.to(tl.int64) * PAGE + tokens % PAGE
+
+
+@triton.jit
+def loaded(pointers, there, ALL: tl.constexpr):
+    """What ``pointers`` point at, 0 where nothing is ``there``; with ALL it is everywhere, and not asked."""
+    if ALL:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, there, other=0)
 
 
 @triton.jit

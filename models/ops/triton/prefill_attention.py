@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mmserve.models.ops.triton.parts import dot, quotient, rounded, slots_of, softmax_step
+from mmserve.models.ops.triton.parts import dot, loaded, quotient, rounded, slots_of, softmax_step
 from mmserve.models.ops.triton.runtime import Example
 
 # Of a tile: its first row of q and out, how many rows (0: none), the place of the first in its context, lane
@@ -42,12 +42,13 @@ def _block(
     MASKED: tl.constexpr,
 ):
     """Attention goes on by tokens [at, at + BLOCK_N). Without EDGE every row sees all of them."""
+    ALL: tl.constexpr = not EDGE and asked.shape[1] == DIM
     column = tl.arange(0, asked.shape[1]) < DIM
     token = at + tl.arange(0, BLOCK_N)
-    there = token < stop if EDGE else token >= 0
-    place = base + slots_of(pages, token, there, PAGE)[:, None] * DIM
+    there = token < stop
+    place = base + slots_of(pages, token, there, not EDGE, PAGE)[:, None] * DIM
     seen = there[:, None] & column[None, :]
-    k = tl.load(keys + place, seen, other=0.0)
+    k = loaded(keys + place, seen, ALL)
     scores = dot(asked, tl.trans(k), tl.zeros([asked.shape[0], BLOCK_N], tl.float32)) * scale
     if EDGE:
         if MASKED:
@@ -58,7 +59,7 @@ def _block(
             visible = token[None, :] <= position[:, None]
         scores = tl.where(visible, scores, float("-inf"))
     weights, shrink, top, total = softmax_step(scores, top, total)
-    v = tl.load(values + place, seen, other=0.0)
+    v = loaded(values + place, seen, ALL)
     acc = dot(rounded(weights, v.dtype), v, acc * shrink[:, None])
     return top, total, acc
 
@@ -225,12 +226,15 @@ def _block_m(num_rows: int, group: int, dim: int, dtype: torch.dtype) -> int:
 
 
 def _options(dtype: torch.dtype, block_d: int, block_m: int) -> tuple[int, dict[str, int]]:
-    """Tokens of a block of keys, and what else a launch is told. Shared memory holds the queries and two
-    blocks of keys or values a stage; float32 operands are there in three parts."""
+    """Tokens of a block of keys, and what else a launch is told.
+
+    A block is asked for when its pages are known, which takes two stages of the pipeline; of five there are
+    two blocks under way. float32 operands are in shared memory in three parts, which leaves no room for that.
+    """
     if dtype == torch.float32:
         return (32 if block_d <= 128 else 16), {"num_warps": 4, "num_stages": 1}
     warps = 8 if block_m >= 128 and block_d >= 128 else 4
-    return (64 if block_d <= 128 else 32), {"num_warps": warps, "num_stages": 3 if block_d <= 128 else 2}
+    return (64 if block_d <= 128 else 32), {"num_warps": warps, "num_stages": 5}
 
 
 def _example(dtype: torch.dtype, group: int, dim: int, page: int, masked: bool) -> Example:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mmserve.models.ops.triton.parts import dot, quotient, rounded, softmax_step
+from mmserve.models.ops.triton.parts import dot, loaded, quotient, rounded, softmax_step
 from mmserve.models.ops.triton.runtime import Example
 
 FIELDS = 4  # of a tile: its first row, how many rows (0: none), and the rows [first, stop) that they see
@@ -40,11 +40,11 @@ def _block(
     d = tl.arange(0, WIDE)
     r = WIDE + tl.arange(0, asked_rest.shape[1])
     row = at + tl.arange(0, BLOCK_N)
-    there = row < stop if EDGE else row >= 0
+    there = row < stop
     row = row.to(tl.int64)[:, None]
     seen = there[:, None] & (d < DIM)[None, :]
     seen_rest = there[:, None] & (r < DIM)[None, :]
-    keys = tl.load(k + row * k_row + d[None, :], seen, other=0.0)
+    keys = loaded(k + row * k_row + d[None, :], seen, not EDGE and WIDE <= DIM)
     scores = dot(asked, tl.trans(keys), tl.zeros([asked.shape[0], BLOCK_N], tl.float32))
     if REST:
         keys_rest = tl.load(k + row * k_row + r[None, :], seen_rest, other=0.0)
@@ -53,7 +53,7 @@ def _block(
     if EDGE:
         scores = tl.where(there[None, :], scores, float("-inf"))
     weights, shrink, top, total = softmax_step(scores, top, total)
-    values = tl.load(v + row * v_row + d[None, :], seen, other=0.0)
+    values = loaded(v + row * v_row + d[None, :], seen, not EDGE and WIDE <= DIM)
     weights = rounded(weights, values.dtype)
     acc = dot(weights, values, acc * shrink[:, None])
     if REST:

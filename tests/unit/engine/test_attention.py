@@ -24,6 +24,7 @@ from mmserve.models.ops.native.library import NativeUnavailable
 from mmserve.models.ops.triton import runtime
 
 CPU = torch.device("cpu")
+EXTENT = Extent(heads=2, max_decodes=2, max_len=8)
 TOLERANCE = {
     torch.float32: EXACT,
     torch.bfloat16: 3e-2,
@@ -272,17 +273,17 @@ def test_auto_takes_native_where_it_runs_and_else_torch_and_says_why(monkeypatch
     shape = KVShape(layers=1, kv_heads=1, head_dim=8, dtype=torch.bfloat16)
     pool = KVPool(shape, 2, 4, "cpu")
     if native.unusable(CPU, torch.bfloat16) is None:
-        assert isinstance(attention_for("auto", pool), NativeAttention)
-    assert isinstance(attention_for("torch", pool), MatmulAttention)
+        assert isinstance(attention_for("auto", pool, EXTENT), NativeAttention)
+    assert isinstance(attention_for("torch", pool, EXTENT), MatmulAttention)
 
     def unavailable():
         raise NativeUnavailable("there is no compiler")
 
     monkeypatch.setattr(native, "kernels", unavailable)
-    assert isinstance(attention_for("auto", pool), MatmulAttention)
+    assert isinstance(attention_for("auto", pool, EXTENT), MatmulAttention)
     assert "there is no compiler" in caplog.text
     with pytest.raises(ConfigError, match="native cannot run: there is no compiler"):
-        attention_for("native", pool)
+        attention_for("native", pool, EXTENT)
 
 
 def test_auto_on_a_gpu_takes_flashinfer_then_triton_then_torch_and_says_why(monkeypatch):
@@ -333,6 +334,6 @@ def test_a_cpu_never_gets_an_interpreter_unasked():
     assert choose_attention("auto", CPU, torch.bfloat16)[0] != "triton"
     assert choose_attention("triton", CPU, torch.bfloat16)[0] == "triton"
     pool = KVPool(KVShape(1, 1, 16, torch.float32), 3, 4, "cpu")
-    backend = attention_for("triton", pool, Extent(heads=2, max_decodes=2, max_len=8))
+    backend = attention_for("triton", pool, EXTENT)
     assert type(backend).__name__ == "TritonAttention"
     assert expected(Config.of(device="cpu", attention_backend="triton"))["graphs"]["runs"] == "none"
