@@ -55,14 +55,7 @@ class FusedBatch:
             return
         self._remembered, self._device, self._vocab = remembered, remembered.device, vocab
         self._steered = self._of(kind, STEERED)
-        ints = _columns(INT_COLUMNS, np.int64, len(records))
-        ints["seed"] = records["seed"].astype(np.uint64).view(np.int64)
-        ints["step"], ints["top_k"] = records["step"], np.minimum(records["top_k"], vocab)
-        ints["drawn"], ints["cut"] = kind & DRAWN != 0, kind & CUT != 0
-        ints["barring"] = kind & (ALLOWED | BARRED | HELD | STEERED) != 0
-        for name in ("state", "text", "mask", "grammar"):
-            ints[name] = -1
-        ints["grammar"][_rows(kind, STEERED)] = np.arange(len(self._steered))
+        ints = _ints(records, vocab)
         self._lasting(ints, kind)
         entries, words = self._entries(ints, kind)
         self._longest = int(ints["length"].max())
@@ -134,7 +127,6 @@ class FusedBatch:
                 ints["text"][row], ints["length"][row] = remembered.texts.row_of(
                     request, int(ints["step"][row])
                 )
-        ints["mask"][_rows(kind, ALLOWED)] = np.arange(int((kind & ALLOWED != 0).sum()))
 
     def _entries(self, ints: Any, kind: Ints) -> tuple[list[Entry], tuple[npt.NDArray[Any], ...] | None]:
         """Entries of all rows, and words of several tokens (``Words`` on the host), each with an entry of its
@@ -242,6 +234,21 @@ def _scores(
 def _columns(names: Sequence[str], dtype: type, rows: int) -> Any:
     """Records of ``rows`` rows whose columns can be set by name, and which are a matrix."""
     return np.zeros(rows, [(name, dtype) for name in names])
+
+
+def _ints(records: Records, vocab: int) -> Any:
+    """``INT_COLUMNS`` as far as the records tell them."""
+    kind = records["kind"]
+    ints = _columns(INT_COLUMNS, np.int64, len(records))
+    ints["seed"] = records["seed"].astype(np.uint64).view(np.int64)
+    ints["step"], ints["top_k"] = records["step"], np.minimum(records["top_k"], vocab)
+    ints["drawn"], ints["cut"] = kind & DRAWN != 0, kind & CUT != 0
+    ints["barring"] = kind & (ALLOWED | BARRED | HELD | STEERED) != 0
+    ints["state"] = ints["text"] = -1
+    for name, flag in (("mask", ALLOWED), ("grammar", STEERED)):  # rows in the order of who has one
+        has = kind & flag != 0
+        ints[name] = np.where(has, has.cumsum() - 1, -1)
+    return ints
 
 
 def _floats(records: Records) -> npt.NDArray[np.float32]:

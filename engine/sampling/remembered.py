@@ -88,9 +88,15 @@ class Texts:
         self._began[row] = (len(tail), request.num_generated)
 
 
+def _rows_at_once(vocab: int) -> int:
+    """A multiple of 16 if it is so many: then all parts of a batch begin as well aligned as its first."""
+    rows = max(WORK_BYTES // (4 * width_of(vocab)), 1)
+    return rows - rows % 16 or rows
+
+
 def bytes_at_most(vocab: int, rows: int) -> int:
     """What all of this may come to hold on the device when ``rows`` requests run at once, all penalised."""
-    at_once = min(2 * rows, max(WORK_BYTES // (4 * width_of(vocab)), 1))
+    at_once = min(2 * rows, _rows_at_once(vocab))
     row = 4 * (width_of(vocab) + 2 * width_of(vocab) // BLOCK + blocks_in(vocab))
     return at_once * row + 4 * vocab * max(8, 2 * rows)  # all of it grows to twice what is needed
 
@@ -103,7 +109,7 @@ class Remembered:
         self.counts, self.texts = Counts(device, vocab), Texts(device)
         self._room = room(0, vocab, device)
         self._listed = torch.empty(0, blocks_in(vocab), dtype=torch.int32, device=device)
-        self.most_rows = max(WORK_BYTES // (4 * width_of(vocab)), 1)  # worked on at once
+        self.most_rows = _rows_at_once(vocab)
 
     def room(self, rows: int) -> tuple[Work, torch.Tensor]:
         """``Work`` and ``listed`` for ``rows`` rows. Whoever takes it has it until the next one does."""
