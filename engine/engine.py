@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from mmserve.core.config import Config
-from mmserve.core.device import FIRST, Device, Stream
 from mmserve.core.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -29,21 +28,25 @@ from mmserve.core.messages import (
     TokenOutput,
     VisionItem,
 )
-from mmserve.encoders.pool import EmbeddingPool
-from mmserve.encoders.stage import EncoderStage
-from mmserve.engine.attention.base import Extent
-from mmserve.engine.attention.choose import attention_for
 from mmserve.engine.features import FeatureClaims
 from mmserve.engine.grammar.base import Matcher
 from mmserve.engine.grammar.desk import GrammarDesk
 from mmserve.engine.grammar.thinking import steered
 from mmserve.engine.kv.page_table import PageTable
-from mmserve.engine.kv.pool import KVPool, KVShape, pages_in
 from mmserve.engine.kv.radix import RadixCache
 from mmserve.engine.limits import answer_length, check_sampling
+from mmserve.engine.making import (
+    attention_over,
+    encoder_stage,
+    encoder_tokens,
+    kv_pool,
+    main_stream,
+    max_model_len,
+    overlap_of,
+)
 from mmserve.engine.mixing import Mixing
 from mmserve.engine.runner.devices import device_for
-from mmserve.engine.runner.overlap import Overlap, choose_overlap
+from mmserve.engine.runner.overlap import Overlap
 from mmserve.engine.runner.runner import Runner
 from mmserve.engine.sampling.block import NO_TOKEN
 from mmserve.engine.sampling.choose import sampler_for
@@ -58,7 +61,6 @@ from mmserve.models.registry import LoadedModel
 
 log = logging.getLogger(__name__)
 
-ENCODER_TOKENS = {"cpu": 256, "cuda": 4096}  # a CPU gains nothing from larger batches, and others wait
 STALL_FACTOR = {"cpu": 2.2, "cuda": None}  # with the neighbours of a busy batch a token takes 3 times as long
 
 
@@ -79,11 +81,11 @@ class Engine:
         self.config = config
         self.eos_ids = frozenset(eos_ids)
         self.grammars = grammars
-        self.kv = _kv_pool(model, config)
-        self.max_model_len = _max_model_len(model, config, self.kv)
-        self.encoder_tokens = config.scheduler.encoder_tokens or ENCODER_TOKENS[model.device.type]
         self.device = device_for(model.device, eager=config.runner.enforce_eager)
-        self.stage = _encoder_stage(model, config, self.encoder_tokens, self.device)
+        self.encoder_tokens = encoder_tokens(model, config)
+        self.kv = kv_pool(model, config, self.device)
+        self.max_model_len = max_model_len(model, config, self.kv)
+        self.stage = encoder_stage(model, config, self.device)
         self.claims = FeatureClaims(self.stage)
         prefixes = RadixCache(self.kv.page_size) if config.cache.prefix_caching else None
         memory, several = Memory(self.kv.allocator, prefixes), len(config.server.api_keys) > 1
@@ -91,16 +93,16 @@ class Engine:
         self.carrier = Carrier(self.kv, memory, model.config.text)
         self.runner = Runner(
             model.language,
-            attention_for(
-                config.runner.attention_backend, self.kv, _extent(model, config, self.max_model_len)
-            ),
+            attention_over(self.kv, model, config, self.max_model_len),
             self.claims,
             self.device,
             config.scheduler.max_running,
         )
         self.sampler = sampler_for(model.device, model.config.text.vocab_size, model.dtype)
-        self.overlap = _overlap(config, self.device, clock)
-        self._stream = _main_stream(self.device)
+        self.overlap = overlap_of(config, self.device, clock)
+        self._stream = main_stream(self.device)
+        if not self.device.synchronous:
+            self._capture()
         self.mixing = Mixing(config.scheduler.stall_factor or STALL_FACTOR[model.device.type])
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -111,6 +113,13 @@ class Engine:
         self._expired = 0
         self._shed_requests = 0
         self._warmed = 0
+
+    def _capture(self) -> None:
+        with self._stream.use():
+            self.runner.graphs.prepare()
+        costs = self.device.graph_costs()
+        held = costs.nbytes / 2**30
+        log.info("%d graphs were captured in %.1f s and hold %.2f GiB", costs.graphs, costs.seconds, held)
 
     # ------------------------------------------------------------ requests come and go
 
@@ -508,57 +517,3 @@ class Engine:
         scheduler = self.scheduler
         queued = scheduler.num_running + len(scheduler.waiting) + len(scheduler.parked)
         assert queued == len(self._requests), f"{len(self._requests)} requests, {queued} in the queues"
-
-
-def _kv_pool(model: LoadedModel, config: Config) -> KVPool:
-    text, cache = model.config.text, config.cache
-    shape = KVShape(text.num_layers, text.num_kv_heads, text.head_dim, model.dtype)
-    pages = pages_in(cache.kv_cache_mib, shape, cache.page_size)
-    return KVPool(shape, pages, cache.page_size, model.device)
-
-
-def _extent(model: LoadedModel, config: Config, max_model_len: int) -> Extent:
-    return Extent(model.config.text.num_heads, config.scheduler.max_running, max_model_len)
-
-
-def _max_model_len(model: LoadedModel, config: Config, kv: KVPool) -> int:
-    wanted = config.model.max_model_len
-    if wanted is None:
-        return min(model.config.max_position, kv.tokens)
-    if wanted > model.config.max_position:
-        raise ConfigError(
-            f"max_model_len is {wanted}; the model goes up to {model.config.max_position}",
-            param="max_model_len",
-        )
-    if wanted > kv.tokens:
-        raise ConfigError(
-            f"max_model_len is {wanted}, but a KV pool of {config.cache.kv_cache_mib} MiB holds {kv.tokens}"
-            " tokens: lower it or raise kv_cache_mib",
-            param="max_model_len",
-        )
-    return wanted
-
-
-def _overlap(config: Config, device: Device, clock: Callable[[], float]) -> Overlap | None:
-    chosen, why = choose_overlap(config.runner.overlap, device.torch_device)
-    log.info("overlap of steps is %s: %s", chosen, why)
-    return Overlap(device, config.scheduler.max_running, clock) if chosen == "on" else None
-
-
-def _main_stream(device: Device) -> Stream:
-    """Where steps run, behind all that was done to make the engine."""
-    stream, made = device.stream(FIRST), device.event()
-    made.record(device.current())
-    made.wait(stream)
-    return stream
-
-
-def _encoder_stage(model: LoadedModel, config: Config, budget: int, device: Device) -> EncoderStage:
-    return EncoderStage(
-        model.encoder,
-        budget,
-        EmbeddingPool(config.cache.encoder_cache_mib << 20),
-        merge_size=model.config.vision.merge_size,
-        token_bytes=model.vision_token_bytes,
-        device=device,
-    )

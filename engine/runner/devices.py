@@ -122,6 +122,14 @@ class CPUDevice:
     def free_memory(self) -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
+    def total_memory(self) -> int:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Nobody counts a CPU's."""
+        work()
+        return 0
+
     def give_back(self) -> None:
         pass
 
@@ -241,6 +249,18 @@ class CUDADevice:
         """What the driver has left, and what torch keeps for itself and does not use."""
         held = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
         return torch.cuda.mem_get_info(self.torch_device)[0] + held
+
+    def total_memory(self) -> int:
+        return torch.cuda.mem_get_info(self.torch_device)[1]
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """With what falls between the blocks that torch reserves."""
+        self.give_back()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        before = torch.cuda.memory_reserved(self.torch_device)
+        work()
+        torch.cuda.synchronize(self.torch_device)
+        return torch.cuda.max_memory_reserved(self.torch_device) - before
 
     def give_back(self) -> None:
         torch.cuda.empty_cache()

@@ -85,9 +85,10 @@ class StepGraphs:
             self._graphs[bucket] = self._capture(bucket)
         return self._logits[bucket][: len(flat.logit_rows)]
 
-    def prepare(self) -> None:
-        """Capture all sizes of decodes beforehand, the largest first."""
-        for size in reversed(self.decode_sizes):
+    @torch.inference_mode()
+    def prepare(self, most: int | None = None) -> None:
+        """Capture all sizes of decodes beforehand, the largest first; at most so many of them."""
+        for size in self.decode_sizes[::-1][:most]:
             self.attention.plan([], size)
             bucket = Bucket(size, size, self.attention.form)
             self._graphs[bucket] = self._capture(bucket)

@@ -77,7 +77,15 @@ class CacheOptions(Section):
     prefix_caching: bool = option(
         True, "keep keys and values of prompts and answers for those that begin alike"
     )
-    kv_cache_mib: int = option(1024, "size of the KV pool in MiB", low=1)
+    kv_cache_mib: int | None = option(
+        None,
+        "size of the KV pool in MiB; if not given 1024 on a CPU, and on a GPU what gpu_memory_share leaves"
+        " when the largest step and the largest picture were measured",
+        low=1,
+    )
+    gpu_memory_share: float = option(
+        0.9, "share of a GPU's memory that may be taken, what others hold of it included", low=0.05, high=1.0
+    )
     encoder_cache_mib: int = option(256, "size of the pool of encoded pictures in MiB", low=1)
     early_answers_mib: int = option(
         16, "memory for what pictures and clips became (sizes and digests, no pixels) in MiB", low=0

@@ -94,6 +94,12 @@ class Device(Protocol):
     def graph_costs(self) -> "GraphCosts":
         """What the captures so far have taken."""
 
+    def total_memory(self) -> int:
+        """Bytes of all its memory."""
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Bytes that ``work`` took at its worst, beside what was held before."""
+
     def free_memory(self) -> int:
         """Bytes that an allocation could still get."""
 
