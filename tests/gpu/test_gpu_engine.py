@@ -124,3 +124,48 @@ def test_random_draws_wait_for_nothing_either(cuda, tiny):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     drain(engine)
+
+
+def test_a_step_without_memory_costs_its_newest_request_alone(cuda, tiny, alone):
+    engine = tiny.engine(overlap="on", step_tokens=8192)
+    assert_alike(answered(engine, tiny.requests), alone)
+    long = tiny.request("apple " * 3000, name="long", max_tokens=4)
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved(cuda) + (8 << 20)
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(cuda).total_memory)
+    try:
+        for request in tiny.requests:
+            engine.submit(renamed(request, f"{request.request_id}-again"))
+        engine.submit(long)
+        outputs = drain(engine)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    last = outputs["long"][-1]
+    assert (last.finish_reason, last.error_code) == ("error", "out_of_memory")
+    assert_alike([said(outputs[f"{r.request_id}-again"]) for r in tiny.requests], alone)
+    engine.submit(renamed(long, "later"))
+    assert drain(engine)["later"][-1].finish_reason == "length"
+    assert_at_rest(engine)
+
+
+def test_keys_and_values_take_what_the_rest_leaves(cuda, tiny, alone):
+    """Where no size is asked for. Slots so far apart that 32 bits cannot tell them are addressed right."""
+    engine = tiny.engine(kv_cache_mib=None, max_running=8)
+    total = torch.cuda.get_device_properties(cuda).total_memory
+    assert 0.5 * total < engine.kv.data.nbytes < total
+    assert_alike(answered(engine, tiny.requests), alone)
+    pages = engine.kv.allocator
+    taken = pages.allocate(pages.free - 200)  # what comes now stands at the pool's end, or in its middle
+    assert taken is not None
+    assert_alike(answered_in_between(engine, tiny.requests), alone)
+
+
+def answered_in_between(engine, requests):
+    """As ``answered``, while somebody else has pages."""
+    for request in requests:
+        engine.submit(renamed(request, f"{request.request_id}-late"))
+    outputs = {}
+    while engine.has_work:
+        for output in engine.step():
+            outputs.setdefault(output.request_id, []).append(output)
+    return [said(outputs[f"{r.request_id}-late"]) for r in requests]
