@@ -185,6 +185,8 @@ def _local(config: Config, spec: "ProcessorSpec", workers: "Workers") -> AnswerE
 
     engine = load_engine(config, spec.eos_ids, spec.tokenizer_json)
     workers.wait_ready()
+    if workers.arena is not None:
+        engine.device.pin(*workers.arena.window.warm)
     for line in told_of(engine):
         log.info(line)
     return LocalEngine(EngineThread(engine), TokenBytes.from_json(spec.tokenizer_json))

@@ -100,6 +100,9 @@ class CPUDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
 
+    def pin(self, address: int, nbytes: int) -> None:
+        pass
+
     def keep_for(self, tensor: torch.Tensor, stream: Stream) -> None:
         pass
 
@@ -173,6 +176,12 @@ def _raw(stream: Stream) -> torch.cuda.Stream:
     return stream.raw
 
 
+def crosses_end(registered: range, tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` begins in ``registered`` memory and ends behind it."""
+    first = tensor.data_ptr()
+    return first in registered and first + tensor.nbytes > registered.stop
+
+
 class CUDATimer:
     def __init__(self) -> None:
         self._ends = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -198,6 +207,7 @@ class CUDADevice:
         self._graph_memory: dict[str, Any] = {}
         self._capturing: dict[str, torch.cuda.Stream] = {}
         self._costs = GraphCosts()
+        self._registered = range(0)  # addresses of host memory
 
     def stream(self, priority: int = LAST) -> CUDAStream:
         return CUDAStream(torch.cuda.Stream(self.torch_device, priority=priority))
@@ -215,7 +225,22 @@ class CUDADevice:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Memory of which only a part is registered cannot be copied from as it is."""
+        if source.device.type == "cpu" and crosses_end(self._registered, source):
+            source = source.clone()
         target.copy_(source, non_blocking=True)
+
+    def pin(self, address: int, nbytes: int) -> None:
+        try:
+            error = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
+        except Exception as reason:  # a build of torch without it
+            log.warning("pixels are copied from memory that is not pinned: %s", reason)
+            return
+        if error:
+            log.warning("pixels are copied from memory that is not pinned: cudaHostRegister said %d", error)
+            return
+        self._registered = range(address, address + nbytes)
+        log.info("%d MiB of shared memory for pixels are pinned", nbytes >> 20)
 
     def keep_for(self, tensor: torch.Tensor, stream: Stream) -> None:
         tensor.record_stream(_raw(stream))

@@ -1,6 +1,7 @@
 """Steps over static buffers: one captured forward for each bucket of them."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -86,12 +87,14 @@ class StepGraphs:
         return self._logits[bucket][: len(flat.logit_rows)]
 
     @torch.inference_mode()
-    def prepare(self, most: int | None = None) -> None:
-        """Capture all sizes of decodes beforehand, the largest first; at most so many of them."""
-        for size in self.decode_sizes[::-1][:most]:
+    def prepare(self, sizes: Iterable[int] | None = None) -> None:
+        """Capture ``sizes`` of decodes beforehand (all if not given), the largest first; those that are there
+        are passed over."""
+        for size in sorted(self.decode_sizes if sizes is None else sizes, reverse=True):
             self.attention.plan([], size)
             bucket = Bucket(size, size, self.attention.form)
-            self._graphs[bucket] = self._capture(bucket)
+            if bucket not in self._graphs:
+                self._graphs[bucket] = self._capture(bucket)
 
     def again(self, rows: int) -> None:
         """A step of ``rows`` decodes over the buffers as they stand, for whoever measures it; StopIteration

@@ -133,7 +133,7 @@ class Profile:
             return 0
         before = self.device.graph_costs().nbytes
         graphs = StepGraphs(self.model.language, attention, self.device, self.config.scheduler.max_running)
-        graphs.prepare(most=1)
+        graphs.prepare(graphs.decode_sizes[-1:])
         row = self.model.config.text.vocab_size * self.model.dtype.itemsize
         others = sum(graphs.decode_sizes[:-1]) * row + len(graphs.decode_sizes) * GRAPH_BYTES
         return self.device.graph_costs().nbytes - before + others

@@ -228,6 +228,13 @@ class Window:
         """Bytes at ``offset``, read-only."""
         return self.array(offset, (nbytes,)).data.toreadonly()
 
+    @property
+    def warm(self) -> tuple[int, int]:
+        """(address, bytes) of the beginning, whose pages are never given back. What is registered with a GPU
+        must lie there: a page that was given back and touched anew is another one, of which the GPU does not
+        know."""
+        return self.address, min(WARM, len(self._bytes))
+
     def give_back(self, block: Block) -> None:
         """Let the kernel have the whole pages of a large block beyond WARM; they read as zeros afterwards."""
         start, end = _rounded(max(block.offset, WARM), PAGE), block.end // PAGE * PAGE

@@ -82,6 +82,10 @@ class Device(Protocol):
         """``target`` becomes ``source`` in the order of the current stream; the host does not wait. Neither
         may be touched by the host before an event behind it has happened."""
 
+    def pin(self, address: int, nbytes: int) -> None:
+        """Host memory that others made is pinned from now on, for ever, if that can be had; the log says if
+        not, and why. Nothing to be had on a CPU."""
+
     def keep_for(self, tensor: Any, stream: Stream) -> None:
         """``tensor`` is read by ``stream``, too, beside the one in which it was made: when it is freed, its
         memory waits for both."""

@@ -250,7 +250,9 @@ def receive(socket: zmq.Socket[bytes], desk: Desk) -> None:
 
 def run(engine: "Engine", hello: EngineHello, arena_fd: int, parent: Parent) -> None:
     """Serve until the engine fails; the parent's end ends the process before."""
-    borrowed = Borrowed(Window(arena_fd, hello.arena_bytes), lambda: None)
+    window = Window(arena_fd, hello.arena_bytes)
+    engine.device.pin(*window.warm)
+    borrowed = Borrowed(window, lambda: None)
     outbox = Outbox(engine, engine.stage.pool, borrowed)
     thread = EngineThread(engine, outbox.send)
     borrowed.returned = partial(wake, thread)
