@@ -18,7 +18,7 @@ WISHES = [
     {},
     {"temperature": 1.0, "seed": 1, "top_p": 0.9, "max_tokens": 3},
     {"temperature": 0.8, "seed": 2, "top_k": 5, "repetition_penalty": 1.3, "logprobs": 2},
-    {"frequency_penalty": 0.7, "presence_penalty": 0.3, "max_tokens": 5},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.3, "max_tokens": 4},
     {"temperature": 1.2, "seed": 3, "logit_bias": {7: 3.0}, "min_tokens": 4, "stop_token_ids": (7, 8)},
     {"temperature": 1.0, "seed": 4, "allowed_token_ids": (4, 5, 6, 7)},
 ]
@@ -29,8 +29,8 @@ def answers(pair, form, **options):
     engine = make_engine(pair, max_running=4, **options)
     engine.sampler = Sampler(form)
     for i, wish in enumerate(WISHES):
-        prompt = pair.prompt(3 + i, ("image", 4, 4), 2) if i % 2 else pair.prompt(4 + i)
-        engine.submit(prepared(pair, prompt, str(i), **{"max_tokens": 8, **wish}))
+        prompt = pair.prompt(3 + i, ("image", 2, 4), 2) if i % 2 else pair.prompt(4 + i)
+        engine.submit(prepared(pair, prompt, str(i), **{"max_tokens": 5, **wish}))
     return {name: list(map(_said, outputs)) for name, outputs in drain(engine).items()}
 
 
