@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmserve.encoders.attention import VisionAttention, attend
+from mmserve.encoders.packed import Segments
 from mmserve.encoders.parts import ROWS, Parts, row_parts, row_work
-from mmserve.encoders.segments import Run
 from mmserve.models.config import VisionConfig
 from mmserve.models.layers.base import Layer, Placement
 from mmserve.models.layers.linear import Linear
@@ -30,7 +30,7 @@ class VisionBlock(nn.Module):
         self.mlp = mlp
         self.before, self.after = row_work(self.attn.qkv), row_work(self.attn.proj, mlp)
 
-    def forward(self, x: torch.Tensor, rope: RopeTable, segments: tuple[Run, ...]) -> Parts[None]:
+    def forward(self, x: torch.Tensor, rope: RopeTable, segments: Segments) -> Parts[None]:
         """``x`` becomes the block's output."""
         cos, sin = rope
         qkv = x.new_empty(x.shape[0], *self.attn.shape)

@@ -5,6 +5,7 @@ from torch import nn
 
 from mmserve.encoders.blocks import Merger, VisionBlock
 from mmserve.encoders.grids import Grid, GridCache, GridConstants, coordinates
+from mmserve.encoders.packed import Packed
 from mmserve.encoders.parts import Parts
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
@@ -26,15 +27,17 @@ class Qwen2Vision(VisionTransformer):
         self.merger = Merger(config, LayerNorm, place)
         self.constants = GridCache(self._constants)
 
-    def parts(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[list[torch.Tensor]]:
-        """See ``models.forward.VisionEncoder``."""
-        rope, segments = self.rope([self.constants(g) for g in grids]), item_segments(grids)
+    def embed(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[Packed]:
         x = yield from self.patch_embed.parts(pixels, grids)
+        return Packed(x, self.rope([self.constants(g) for g in grids]), item_segments(grids))
+
+    def deep(self, packed: Packed) -> Parts[torch.Tensor]:
+        x = packed.x
         for block in self.blocks:
-            yield from block(x, rope, segments)
+            yield from block(x, packed.rope, packed.whole)
         features = self.room(x)
         yield from self.merger(x, features[:, 0])
-        return self.split(features, grids)
+        return features
 
     def _constants(self, grid: Grid) -> GridConstants:
         return GridConstants(*self.rope_table(coordinates(grid, self.config.merge_size)))

@@ -8,6 +8,7 @@ from torch import nn
 
 from mmserve.encoders.blocks import Merger, VisionBlock
 from mmserve.encoders.grids import Grid, GridCache, GridConstants, coordinates, joined, windows
+from mmserve.encoders.packed import Packed
 from mmserve.encoders.parts import Parts
 from mmserve.encoders.segments import runs
 from mmserve.encoders.transformer import VisionTransformer, item_segments
@@ -44,20 +45,27 @@ class Qwen25Vision(VisionTransformer):
         self.merger = Merger(config, RMSNorm, place)
         self.constants = GridCache(self._constants)
 
-    def parts(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[list[torch.Tensor]]:
-        """See ``models.forward.VisionEncoder``."""
+    def embed(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[Packed]:
         constants = [self.constants(g) for g in grids]
-        rope = self.rope(constants)
-        whole, local = item_segments(grids), runs(n for c in constants for n in c.windows)
+        local = runs(n for c in constants for n in c.windows)
         x = yield from self.patch_embed.parts(pixels, grids)
         x = x.view(-1, self.config.merge_size**2 * x.shape[1])[_packed([c.order for c in constants])]
         x = x.view(-1, self.config.hidden_size)
+        return Packed(x, self.rope(constants), item_segments(grids), local)
+
+    def deep(self, packed: Packed) -> Parts[torch.Tensor]:
+        x = packed.x
+        assert packed.local is not None
         for i, block in enumerate(self.blocks):
-            segments = whole if i in self.config.full_attention_layers else local
-            yield from block(x, rope, segments)
+            segments = packed.whole if i in self.config.full_attention_layers else packed.local
+            yield from block(x, packed.rope, segments)
         features = self.room(x)
         yield from self.merger(x, features[:, 0])
-        return self.split(features[_packed([c.inverse for c in constants])], grids)
+        return features
+
+    def unpack(self, features: torch.Tensor, grids: list[Grid]) -> list[torch.Tensor]:
+        inverse = _packed([self.constants(g).inverse for g in grids])
+        return self.split(features[inverse], grids)
 
     def _constants(self, grid: Grid) -> WindowedGrid:
         config = self.config

@@ -7,6 +7,7 @@ from torch import nn
 
 from mmserve.encoders.blocks import Merger, PositionTable, VisionBlock
 from mmserve.encoders.grids import Grid, GridCache, GridConstants, bilinear, coordinates, joined
+from mmserve.encoders.packed import Packed
 from mmserve.encoders.parts import Parts
 from mmserve.encoders.transformer import VisionTransformer, item_segments
 from mmserve.models.config import Normalization, VisionConfig
@@ -38,20 +39,23 @@ class Qwen3Vision(VisionTransformer):
             Merger(config, LayerNorm, place, wide_norm=True) for _ in config.deepstack_layers
         )
 
-    def parts(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[list[torch.Tensor]]:
-        """See ``models.forward.VisionEncoder``; feature 1 + d is that of the d-th deepstack layer."""
+    def embed(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[Packed]:
         constants = [self.constants(g) for g in grids]
-        rope, segments = self.rope(constants), item_segments(grids)
         x = yield from self.patch_embed.parts(pixels, grids)
         x.add_(joined([c.positions for c in constants]))
+        return Packed(x, self.rope(constants), item_segments(grids))
+
+    def deep(self, packed: Packed) -> Parts[torch.Tensor]:
+        """Feature 1 + d is that of the d-th deepstack layer."""
+        x = packed.x
         features = self.room(x)
         for i, block in enumerate(self.blocks):
-            yield from block(x, rope, segments)
+            yield from block(x, packed.rope, packed.whole)
             if i in self.config.deepstack_layers:
                 d = self.config.deepstack_layers.index(i)
                 yield from self.deepstack[d](x, features[:, 1 + d])
         yield from self.merger(x, features[:, 0])
-        return self.split(features, grids)
+        return features
 
     def _constants(self, grid: Grid) -> PositionedGrid:
         cos, sin = self.rope_table(coordinates(grid, self.config.merge_size))

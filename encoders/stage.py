@@ -10,6 +10,7 @@ import torch
 from mmserve.core.device import Device
 from mmserve.core.errors import MMServeError
 from mmserve.core.messages import VisionItem
+from mmserve.encoders.graphs import EncoderGraphs
 from mmserve.encoders.lane import Lane
 from mmserve.encoders.parts import Resumable
 from mmserve.encoders.pool import EmbeddingPool
@@ -158,6 +159,12 @@ class EncoderStage:
         return done
 
     # ------------------------------------------------------------ beside a device
+
+    def capture(self, graphs: EncoderGraphs) -> None:
+        """Make ``graphs`` in the stream in which they will run."""
+        assert self._lane is not None, "a device that captures computes beside its host"
+        with self._lane.stream.use():
+            graphs.prepare()
 
     @property
     def busy(self) -> bool:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from mmserve.encoders.graphs import EncoderGraphs
 from mmserve.encoders.grids import Grid, GridConstants, axial_rope, joined
+from mmserve.encoders.packed import Packed
 from mmserve.encoders.parts import Parts, Resumable
 from mmserve.encoders.patch_embed import PatchEmbed
 from mmserve.encoders.segments import Run, runs
@@ -25,10 +27,28 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.place = place
         self.patch_embed = PatchEmbed(config, normalization, place, bias=patch_bias)
+        self.graphs: EncoderGraphs | None = None  # of ``deep``, where a device captures it
 
-    @abstractmethod
     def parts(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[list[torch.Tensor]]:
         """See ``models.forward.VisionEncoder``."""
+        packed = yield from self.embed(pixels, grids)
+        features = None if self.graphs is None else (yield from self.graphs.run(packed))
+        if features is None:
+            features = yield from self.deep(packed)
+        return self.unpack(features, grids)
+
+    @abstractmethod
+    def embed(self, pixels: list[torch.Tensor], grids: list[Grid]) -> Parts[Packed]:
+        """All that depends on the grids: the patches of all items as rows."""
+
+    @abstractmethod
+    def deep(self, packed: Packed) -> Parts[torch.Tensor]:
+        """The blocks and mergers: features [tokens, 1 + D, hidden of the decoder] in the order of the rows,
+        of which ``packed.x`` is used up."""
+
+    def unpack(self, features: torch.Tensor, grids: list[Grid]) -> list[torch.Tensor]:
+        """Of rows in the order of ``embed``, one tensor an item."""
+        return self.split(features, grids)
 
     def forward(self, pixels: list[torch.Tensor], grids: list[Grid]) -> list[torch.Tensor]:
         """See ``models.forward.VisionEncoder``."""

@@ -28,6 +28,7 @@ from mmserve.core.messages import (
     TokenOutput,
     VisionItem,
 )
+from mmserve.encoders.transformer import VisionTransformer
 from mmserve.engine.features import FeatureClaims
 from mmserve.engine.grammar.base import Matcher
 from mmserve.engine.grammar.desk import GrammarDesk
@@ -37,6 +38,7 @@ from mmserve.engine.kv.radix import RadixCache
 from mmserve.engine.limits import answer_length, check_sampling
 from mmserve.engine.making import (
     attention_over,
+    encoder_graphs,
     encoder_stage,
     encoder_tokens,
     kv_pool,
@@ -117,6 +119,11 @@ class Engine:
     def _capture(self) -> None:
         with self._stream.use():
             self.runner.graphs.prepare()
+        pictures = encoder_graphs(self.model, self.config, self.device)
+        if pictures is not None:
+            self.stage.capture(pictures)
+        if isinstance(self.model.encoder, VisionTransformer):
+            self.model.encoder.graphs = pictures
         costs = self.device.graph_costs()
         held = costs.nbytes / 2**30
         log.info("%d graphs were captured in %.1f s and hold %.2f GiB", costs.graphs, costs.seconds, held)

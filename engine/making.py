@@ -6,11 +6,14 @@ from collections.abc import Callable
 from mmserve.core.config import Config
 from mmserve.core.device import FIRST, Device, Stream
 from mmserve.core.errors import ConfigError
+from mmserve.encoders.graphs import EncoderGraphs, choose_graphs
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.encoders.stage import EncoderStage
+from mmserve.encoders.transformer import VisionTransformer
 from mmserve.engine.attention.base import AttentionBackend, Extent
 from mmserve.engine.attention.choose import attention_for
 from mmserve.engine.kv.pool import KVPool, pages_in
+from mmserve.engine.runner.devices import device_for
 from mmserve.engine.runner.memory import Profile, pages_left, shape_of
 from mmserve.engine.runner.overlap import Overlap, choose_overlap
 from mmserve.engine.sampling.choose import bytes_at_most, choose_sampling
@@ -33,9 +36,10 @@ def kv_pool(model: LoadedModel, config: Config, device: Device) -> KVPool:
     if wanted is not None or device.synchronous:
         return KVPool(shape, pages_in(wanted or CPU_KV_MIB, shape, size), size, model.device)
     longest = config.model.max_model_len or model.config.max_position
+    trial = device_for(model.device)
     profile = Profile(
-        *(model, config, device, lambda pool: attention_over(pool, model, config, longest)),
-        encoder_tokens(model, config),
+        *(model, config, device, trial, lambda pool: attention_over(pool, model, config, longest)),
+        *(encoder_tokens(model, config), encoder_graphs(model, config, trial)),
     )
     form, _ = choose_sampling(model.device)
     sampler = bytes_at_most(form, model.config.text.vocab_size, config.scheduler.max_running)
@@ -78,6 +82,15 @@ def main_stream(device: Device) -> Stream:
     made.record(device.current())
     made.wait(stream)
     return stream
+
+
+def encoder_graphs(model: LoadedModel, config: Config, device: Device) -> EncoderGraphs | None:
+    """None where pictures are not captured; nothing is captured yet."""
+    chosen, why = choose_graphs(device.torch_device, config.runner.enforce_eager)
+    log.info("graphs of pictures: %s, %s", chosen, why)
+    if chosen == "none" or not isinstance(model.encoder, VisionTransformer):
+        return None
+    return EncoderGraphs(model.encoder.deep, model.encoder.config, device, model.dtype)
 
 
 def encoder_stage(model: LoadedModel, config: Config, device: Device) -> EncoderStage:

@@ -8,6 +8,7 @@ import torch
 from mmserve.core.config import BUNDLED_MODEL, Config
 from mmserve.core.errors import ModelLoadError
 from mmserve.encoders.attention import choose_form
+from mmserve.encoders.graphs import choose_graphs
 from mmserve.engine.attention.choose import choose_attention
 from mmserve.engine.grammar.choose import choose_grammar
 from mmserve.engine.runner.overlap import choose_overlap
@@ -36,6 +37,7 @@ def expected(config: Config) -> dict[str, Choice]:
         "attention": attention,
         "vision attention": _vision_attention(config, device["runs"], dtype["runs"]),
         "graphs": _graphs(attention["runs"], device["runs"], config.runner.enforce_eager),
+        "graphs of pictures": _picture_graphs(config, device["runs"]),
         "overlap": _overlap(config, device["runs"]),
         "linear": {"runs": linear, "why": ops.linear_why},
         "operations": {"runs": names, "why": _operations(device["runs"], dtype["runs"])},
@@ -78,6 +80,11 @@ def _attention(config: Config, device: str, dtype: str) -> Choice:
         *(config.runner.attention_backend, torch.device(device), getattr(torch, dtype)),
         *(() if kept is None else (kept.text.head_dim,)),
     )
+    return {"runs": runs, "why": why}
+
+
+def _picture_graphs(config: Config, device: str) -> Choice:
+    runs, why = choose_graphs(torch.device(device), config.runner.enforce_eager)
     return {"runs": runs, "why": why}
 
 

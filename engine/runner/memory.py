@@ -7,6 +7,7 @@ The largest prefill and the largest picture are computed once, over a pool that 
 that took at its worst is kept free for them, for both together: pictures are encoded beside steps.
 """
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ import torch
 from mmserve.core.config import Config
 from mmserve.core.device import Device
 from mmserve.core.errors import ConfigError
+from mmserve.encoders.graphs import EncoderGraphs
 from mmserve.engine.attention.base import AttentionBackend, Span
 from mmserve.engine.kv.page_table import PageTable
 from mmserve.engine.kv.pool import KVPool, KVShape
@@ -57,17 +59,30 @@ class MemoryPlan:
 
 
 class Profile:
-    """Measures what ``config`` takes of ``device`` with ``model`` at its worst. ``attend`` makes attention
-    over a pool; ``encoder_tokens`` are vision tokens of a batch of pictures."""
+    """Measures what ``config`` takes of ``device`` with ``model`` at its worst.
+
+    ``attend`` makes attention over a pool; ``encoder_tokens`` are vision tokens of a batch of pictures;
+    ``encoder_graphs``, if there will be any, and the steps' are captured on ``trial``, the same device under
+    another name, since the memory that graphs share ends with the last of them.
+    """
 
     def __init__(
-        self, model: LoadedModel, config: Config, device: Device, attend: Attend, encoder_tokens: int
+        self,
+        model: LoadedModel,
+        config: Config,
+        device: Device,
+        trial: Device,
+        attend: Attend,
+        encoder_tokens: int,
+        encoder_graphs: EncoderGraphs | None = None,
     ) -> None:
         self.model = model
         self.config = config
         self.device = device
+        self.trial = trial
         self.attend = attend
         self.encoder_tokens = encoder_tokens
+        self.encoder_graphs = encoder_graphs
 
     @torch.inference_mode()
     def plan(self, sampler_bytes: int) -> MemoryPlan:
@@ -86,6 +101,8 @@ class Profile:
             sampler=sampler_bytes,
             graphs=graphs,
         )
+        self.encoder_graphs = None
+        gc.collect()  # graphs and what they were made of refer to each other
         self.device.give_back()
         log.info("memory of %s in GiB: %s", self.device.name, plan.said())
         return plan
@@ -95,7 +112,8 @@ class Profile:
         size = self.config.cache.page_size
         pages = 2 + -(-self.config.scheduler.step_tokens // size)
         pool = KVPool(shape_of(self.model), pages, size, self.device.torch_device)
-        return self.device.peak(lambda: self._largest_step(pool)), self._graphs(pool)
+        steps = self.device.peak(lambda: self._largest_step(pool))
+        return steps, self._graphs(pool) + self._graphs_of_pictures()
 
     def _largest_step(self, pool: KVPool) -> None:
         """One prompt that fills a step, all of it under pictures, and as many logits as there may be."""
@@ -131,12 +149,22 @@ class Profile:
         attention = self.attend(pool)
         if self.config.runner.enforce_eager or not attention.capturable:
             return 0
-        before = self.device.graph_costs().nbytes
-        graphs = StepGraphs(self.model.language, attention, self.device, self.config.scheduler.max_running)
+        before = self.trial.graph_costs().nbytes
+        graphs = StepGraphs(self.model.language, attention, self.trial, self.config.scheduler.max_running)
         graphs.prepare(graphs.decode_sizes[-1:])
         row = self.model.config.text.vocab_size * self.model.dtype.itemsize
         others = sum(graphs.decode_sizes[:-1]) * row + len(graphs.decode_sizes) * GRAPH_BYTES
-        return self.device.graph_costs().nbytes - before + others
+        return self.trial.graph_costs().nbytes - before + others
+
+    def _graphs_of_pictures(self) -> int:
+        graphs = self.encoder_graphs
+        if graphs is None:
+            return 0
+        before = self.trial.graph_costs().nbytes
+        graphs.prepare(graphs.sizes[-1:])
+        tokens = sum(graphs.sizes[:-1]) // graphs.patches
+        others = tokens * self.model.vision_token_bytes + len(graphs.sizes) * GRAPH_BYTES
+        return self.trial.graph_costs().nbytes - before + others
 
     def _table(self, pool: KVPool, tokens: int) -> PageTable:
         table = PageTable(pool.page_size)

@@ -59,7 +59,7 @@ class Card(LateDevice):
 def profile(pair, card, encoder_tokens=16, **options):
     config = Config.of(**{"step_tokens": 40, "max_running": 4, "encoder_cache_mib": 1, **options})
     attend = lambda pool: attention_over(pool, pair.model, config, 128)  # noqa: E731
-    return Profile(pair.model, config, card, attend, encoder_tokens)
+    return Profile(pair.model, config, card, card, attend, encoder_tokens)
 
 
 def test_what_is_left_is_the_pools():
