@@ -11,7 +11,7 @@ Host = TypeVar("Host", torch.Tensor, torch.Tensor | None)
 
 
 class Lane:
-    """One slice at a time.
+    """What is launched, and what of it has happened.
 
         steps (first)     |=== n ===|=== n + 1 ===|=== n + 2 ===|
         pictures (last)   |- copies -|== slice ==|        | next slice ...
@@ -55,7 +55,7 @@ class Lane:
         return work
 
     def collect(self) -> list[tuple[float, float]]:
-        """Operations and seconds of the slice, if it has ended since this was last asked."""
+        """Operations and seconds of the slice launched last, if all has ended since this was last asked."""
         self._copied = [(event, held) for event, held in self._copied if not event.done()]
         if self._slice is None or self.busy:
             return []

@@ -5,7 +5,9 @@ floating-point operations, when that part is done, and returns its result at the
 depends on shapes alone, so the result is the same bit for bit wherever somebody pauses.
 """
 
+import time
 from collections.abc import Generator, Iterator
+from math import inf
 from typing import Generic, TypeVar
 
 import torch
@@ -39,17 +41,18 @@ class Resumable(Generic[T]):
         self.result: T
 
     @torch.inference_mode()
-    def advance(self, work: float) -> float:
+    def advance(self, work: float, seconds: float = inf) -> float:
         """Compute parts until they make up about ``work`` or all is done; returns what they made up. One part
-        is always computed; none is begun when less is left than half of the last."""
+        is always computed; none is begun when less is left than half of the last, or after ``seconds``."""
         spent = last = 0.0
+        latest = inf if seconds == inf else time.perf_counter() + seconds
         while not self.done:
             try:
                 last = next(self._parts)
             except StopIteration as end:
                 self.result, self.done, last = end.value, True, 0.0
             spent += last
-            if spent + last / 2 >= work:
+            if spent + last / 2 >= work or (latest < inf and time.perf_counter() >= latest):
                 break
         return spent
 

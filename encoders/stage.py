@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import torch
@@ -47,9 +48,9 @@ class EncoderStage:
     (1 + D) * hidden * element size.
 
     On a GPU slices run in a stream of their own (``lane.py``) beside the steps of answers, which go first:
-    ``advance`` launches one, and until the device is done with it there is nothing more to do (``busy``).
-    Features enter the pool when they are there, not before, so no step ever waits for a picture. ``collect``
-    is called once a step to see to that.
+    ``advance`` launches one. When all of a batch is launched, or with ``paced`` each slice, there is nothing
+    more to do until the device is done with it (``busy``). Features enter the pool when they are there, not
+    before, so no step ever waits for a picture. ``collect`` is called once a step to see to that.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class EncoderStage:
         merge_size: int,
         token_bytes: int,
         device: Device | None = None,
+        paced: bool = False,
     ) -> None:
         self.encoder = encoder
         self.budget_tokens = budget_tokens
@@ -72,6 +74,7 @@ class EncoderStage:
         self.slices = 0
         self.dropped_batches = 0
         self._batch: _Batch | None = None
+        self._paced = paced
         self._lane = None if device is None or device.synchronous else Lane(device)
 
     def tokens(self, item: VisionItem) -> int:
@@ -130,8 +133,9 @@ class EncoderStage:
         self.pool.reserve(nbytes)
         self._batch = _Batch(items, kept, nbytes, run)
 
-    def advance(self, work: float) -> float:
-        """Go on with the batch for about ``work`` floating-point operations, and return how many that were.
+    def advance(self, work: float, seconds: float = inf) -> float:
+        """Go on with the batch for about ``work`` floating-point operations, for no more than ``seconds`` of
+        the host, and return how many that were.
 
         With the last slice its items become idle entries of the pool: acquire them before the next batch.
         After an error the batch is gone.
@@ -140,8 +144,8 @@ class EncoderStage:
         self.slices += 1
         try:
             if self._lane is not None:
-                return self._lane.launch(lambda: self._advance(work))
-            done = self._advance(work)
+                return self._lane.launch(lambda: self._advance(work, seconds))
+            done = self._advance(work, seconds)
         except BaseException:
             self._end()
             raise
@@ -149,11 +153,11 @@ class EncoderStage:
             self._keep()
         return done
 
-    def _advance(self, work: float) -> float:
+    def _advance(self, work: float, seconds: float) -> float:
         """Whole features only leave here, so that what is cut off and copied is in order, too."""
         assert self._batch is not None
         batch = self._batch
-        done = batch.run.advance(work)
+        done = batch.run.advance(work, seconds)
         if batch.run.done:
             batch.run.result = list(map(_kept, batch.run.result, batch.kept))
         return done
@@ -168,8 +172,10 @@ class EncoderStage:
 
     @property
     def busy(self) -> bool:
-        """Whether the device is at a slice."""
-        return self._lane is not None and self._lane.busy
+        """Whether the device is at something on which the next thing to do waits."""
+        if self._lane is None or not (self._paced or self._batch is None or self._batch.run.done):
+            return False
+        return self._lane.busy
 
     def collect(self) -> Sequence[tuple[float, float]]:
         """Keep the features of a batch that the device is done with. Operations and seconds of the slice that
@@ -184,7 +190,7 @@ class EncoderStage:
         return ended
 
     def wait(self) -> None:
-        """Until the device is done with the slice that it is at."""
+        """Until the device is done with all that was launched."""
         if self._lane is not None:
             self._lane.wait()
 

@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,7 @@ from mmserve.models.registry import LoadedModel
 
 log = logging.getLogger(__name__)
 
+LAUNCH_S = 1e-3  # of the host's time, for launching pictures beside decodes: about what a step hides
 STALL_FACTOR = {"cpu": 2.2, "cuda": None}  # with the neighbours of a busy batch a token takes 3 times as long
 
 
@@ -268,7 +270,7 @@ class Engine:
         try:
             if not self.stage.items:
                 self.stage.begin(items)
-            done = self.stage.advance(work)
+            done = self.stage.advance(work, LAUNCH_S if decodes and not self.device.synchronous else inf)
         except torch.OutOfMemoryError as error:
             outputs += self._shed(self._owners(items), error)
         except Exception as error:

@@ -101,4 +101,5 @@ def encoder_stage(model: LoadedModel, config: Config, device: Device) -> Encoder
         merge_size=model.config.vision.merge_size,
         token_bytes=model.vision_token_bytes,
         device=device,
+        paced=config.scheduler.stall_factor is not None,
     )

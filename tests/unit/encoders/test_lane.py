@@ -41,10 +41,10 @@ def item(i, kept=None):
     )
 
 
-def made(parts=1):
+def made(parts=1, paced=True):
     device = LateDevice()
     encoder, pool = LateEncoder(device, parts), EmbeddingPool(1 << 20)
-    stage = EncoderStage(encoder, 8, pool, merge_size=2, token_bytes=4 * HIDDEN, device=device)
+    stage = EncoderStage(encoder, 8, pool, merge_size=2, token_bytes=4 * HIDDEN, device=device, paced=paced)
     lane = next(s for s in device.streams if "priority 0" in s.name and s is not device.here)
     return stage, device, lane
 
@@ -65,7 +65,7 @@ def test_features_enter_the_pool_when_the_device_has_them():
     assert not device.here.queue, "all of it stood in the other stream"
 
 
-def test_one_slice_is_under_way_at_a_time():
+def test_one_slice_is_under_way_at_a_time_where_they_are_paced():
     stage, _, lane = made(parts=3)
     stage.begin([item(3)])
     slices = 0
@@ -77,6 +77,23 @@ def test_one_slice_is_under_way_at_a_time():
         slices += 1
         assert [work for work, _ in stage.collect()] == [1.0 if slices < 4 else 0.0]
     assert slices == 4
+    assert item(3).digest in stage.pool
+
+
+def test_slices_that_need_no_pace_are_launched_one_behind_the_other():
+    """Each takes little of the host's time, and the device need not wait for the next."""
+    stage, _, lane = made(parts=3, paced=False)
+    stage.begin([item(3)])
+    for _ in range(3):
+        assert not stage.busy
+        stage.advance(float("inf"), seconds=0.0)
+        stage.collect()
+        assert stage.items
+    stage.advance(float("inf"), seconds=0.0)
+    assert stage.busy, "all is launched"
+    assert lane.done == 0
+    lane.run()
+    stage.collect()
     assert item(3).digest in stage.pool
 
 
