@@ -5,6 +5,7 @@
 
 import inspect
 import json
+import re
 import sys
 
 from mmserve.models.ops.triton import runtime
@@ -13,17 +14,26 @@ SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # that one progra
 
 
 def compiled(capability, part=""):
-    """{example: {"cubin": bytes of code, "shared": bytes} or {"error": text}}."""
+    """{example: {"cubin": bytes of code, "shared": bytes, "ahead": ...} or {"error": text}}."""
     found = {}
     for example in runtime.examples():
         if part not in example.name:
             continue
         try:
             done = runtime.compile_for(example, capability)
-            found[example.name] = {"cubin": len(done.asm["cubin"]), "shared": done.metadata.shared}
+            found[example.name] = {
+                "cubin": len(done.asm["cubin"]),
+                "shared": done.metadata.shared,
+                "ahead": ahead(done.asm["ttgir"]),
+            }
         except Exception as error:
             found[example.name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
     return found
+
+
+def ahead(code):
+    """How many loads may still be under way where a loop waits for the one it needs."""
+    return max(map(int, re.findall(r"async_wait .*num = (\d+)", code)), default=0)
 
 
 def without_example():

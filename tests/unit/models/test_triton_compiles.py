@@ -32,6 +32,9 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(capability):
     for name, result in told["compiled"].items():
         assert result["cubin"] > 0, name
         assert result["shared"] <= compiled.SHARED_BYTES[capability], name
+    for name in ("decode_kernel[*bf16", "prefill_kernel[*bf16", "varlen_kernel[*bf16"):
+        ahead = [found["ahead"] for kernel, found in told["compiled"].items() if kernel.startswith(name)]
+        assert max(ahead) > 0, f"{name} waits for each load before the next"
 
 
 def test_launches_of_attention_bind_and_prompts_of_any_length_find_their_kernel_compiled():
