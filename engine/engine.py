@@ -46,6 +46,7 @@ from mmserve.engine.making import (
     main_stream,
     max_model_len,
     overlap_of,
+    stall_factor,
 )
 from mmserve.engine.mixing import Mixing
 from mmserve.engine.runner.devices import device_for
@@ -65,7 +66,6 @@ from mmserve.models.registry import LoadedModel
 log = logging.getLogger(__name__)
 
 LAUNCH_S = 1e-3  # of the host's time, for launching pictures beside decodes: about what a step hides
-STALL_FACTOR = {"cpu": 2.2, "cuda": None}  # with the neighbours of a busy batch a token takes 3 times as long
 
 
 class Engine:
@@ -107,7 +107,7 @@ class Engine:
         self._stream = main_stream(self.device)
         if not self.device.synchronous:
             self._capture()
-        self.mixing = Mixing(config.scheduler.stall_factor or STALL_FACTOR[model.device.type])
+        self.mixing = Mixing(stall_factor(model, config))
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._arrivals = 0

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from mmserve.core.config import Config
+from mmserve.core.config import NO_BOUND, Config
 from mmserve.core.device import FIRST, Device, Stream
 from mmserve.core.errors import ConfigError
 from mmserve.encoders.graphs import EncoderGraphs, choose_graphs
@@ -22,12 +22,22 @@ from mmserve.models.registry import LoadedModel
 log = logging.getLogger(__name__)
 
 ENCODER_TOKENS = {"cpu": 256, "cuda": 4096}  # a CPU gains nothing from larger batches, and others wait
+STALL_FACTOR = {"cpu": 2.2, "cuda": None}  # with the neighbours of a busy batch a token takes 3 times as long
 CPU_KV_MIB = 1024
 
 
 def encoder_tokens(model: LoadedModel, config: Config) -> int:
     """Vision tokens of a batch of pictures."""
     return config.scheduler.encoder_tokens or ENCODER_TOKENS[model.device.type]
+
+
+def stall_factor(model: LoadedModel, config: Config) -> float | None:
+    """What ``Mixing`` bounds waits by. Where a GPU has no bound of its own, one that nothing reaches is none:
+    beside one, pictures and prompts would take turns."""
+    wanted = config.scheduler.stall_factor
+    if wanted is None or (model.device.type != "cpu" and wanted >= NO_BOUND):
+        return STALL_FACTOR[model.device.type]
+    return wanted
 
 
 def kv_pool(model: LoadedModel, config: Config, device: Device) -> KVPool:
@@ -101,5 +111,5 @@ def encoder_stage(model: LoadedModel, config: Config, device: Device) -> Encoder
         merge_size=model.config.vision.merge_size,
         token_bytes=model.vision_token_bytes,
         device=device,
-        paced=config.scheduler.stall_factor is not None,
+        paced=stall_factor(model, config) is not None,
     )

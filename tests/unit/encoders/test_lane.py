@@ -12,6 +12,7 @@ from helpers.late_device import LateDevice
 from mmserve.core.messages import VisionItem
 from mmserve.encoders.pool import EmbeddingPool
 from mmserve.encoders.stage import EncoderStage
+from mmserve.engine.making import STALL_FACTOR
 
 HIDDEN = 8
 TOKENS = 4
@@ -171,9 +172,10 @@ class LatePictures(LateDevice):
 
 def test_answers_go_on_while_the_device_is_at_a_picture(pair, monkeypatch):
     monkeypatch.setattr("mmserve.engine.engine.device_for", lambda device, eager=False: LatePictures())
+    monkeypatch.setitem(STALL_FACTOR, "cpu", None)
     plain = pair.prompt(9)
     shown = pair.prompt(5, ("image", 4, 6), 7)
-    engine = make_engine(pair, overlap="on", stall_factor=None)
+    engine = make_engine(pair, overlap="on")
     lane = engine.stage._lane.stream
     monkeypatch.setattr(type(engine.stage._lane), "launch", held_up(type(engine.stage._lane).launch))
     engine.submit(prepared(pair, plain, "text", max_tokens=30))
@@ -212,6 +214,7 @@ def held_up(launch):
 
 def test_an_engine_with_nothing_else_to_do_waits_for_the_picture(pair, monkeypatch):
     monkeypatch.setattr("mmserve.engine.engine.device_for", lambda device, eager=False: LatePictures())
+    monkeypatch.setitem(STALL_FACTOR, "cpu", None)
     engine = make_engine(pair, overlap="on")
     monkeypatch.setattr(type(engine.stage._lane), "launch", held_up(type(engine.stage._lane).launch))
     engine.submit(prepared(pair, pair.prompt(5, ("image", 4, 6), 7), "r", max_tokens=2))
