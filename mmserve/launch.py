@@ -15,6 +15,7 @@ import uvicorn
 
 from mmserve.core.config import Config
 from mmserve.core.errors import ConfigError, EngineDead
+from mmserve.core.heap import settle
 from mmserve.extension import Extension
 from mmserve.logs import set_up_logging
 from mmserve.server.app import create_app
@@ -132,6 +133,7 @@ async def _announce(
     readiness: Readiness, model: str, config: Config, url: str, beside: Extension | None
 ) -> None:
     await readiness.proven.wait()
+    settle()
     key = ' -H "Authorization: Bearer $API_KEY"' if config.server.api_key else ""
     print(f"mmserve: {model} is ready at {url} (OpenAI base URL: {url}/v1)", flush=True)
     print(f"try:  curl{key} -F image=@photo.jpg {url}/v1/captions", flush=True)

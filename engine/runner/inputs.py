@@ -67,17 +67,8 @@ class FlatBatch:
 
 def padded(rows: int) -> int:
     """Rows of a step with prompts that has ``rows`` to compute."""
-    step = _rows_of(rows)
+    step = PROMPT_ROWS if rows <= SMALL else LARGE_ROWS
     return -(-rows // step) * step
-
-
-def unpadded(rows: int) -> int:
-    """The most rows, up to ``rows``, of which none would be padding."""
-    return rows // _rows_of(rows) * _rows_of(rows)
-
-
-def _rows_of(rows: int) -> int:
-    return PROMPT_ROWS if rows <= SMALL else LARGE_ROWS
 
 
 def vision_rows(batch: Batch, spans: list[Span], claims: FeatureClaims, place: Place) -> VisionRows | None:

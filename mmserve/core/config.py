@@ -111,7 +111,7 @@ class SchedulerOptions(Section):
     stall_factor: float | None = option(
         None,
         "most that prompts and pictures may hold up answers that are being written: how many times the usual"
-        " time a token may take; 2.2 on a CPU, without bound on a GPU if not given",
+        " time a token may take; 1.8 on a CPU, without bound on a GPU if not given",
         low=1.0,
     )
 

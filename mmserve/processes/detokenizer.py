@@ -14,6 +14,7 @@ import zmq
 
 from mmserve.answer import Answer
 from mmserve.core.errors import MMServeError
+from mmserve.core.heap import settle
 from mmserve.core.wire import Fault
 from mmserve.engine.detokenizer import TokenBytes
 from mmserve.logs import set_up_logging, tell_stacks_on_signal
@@ -91,6 +92,7 @@ def run(answers: Answers, hello: DetokenizerHello, parent: Parent) -> None:
     listener.bind(hello.listen)
     speaker.connect(hello.speak)
     busy_since: float | None = None
+    settle()
     parent.ready(Ready(), lambda: busy_since)
     bound = False
     while True:

@@ -21,6 +21,7 @@ from mmserve.answer import Brief
 from mmserve.core.arena import Window
 from mmserve.core.env import prepare_environment
 from mmserve.core.errors import EngineDead, MMServeError
+from mmserve.core.heap import settle
 from mmserve.core.messages import CarryOver, PixelsWanted, PreparedRequest, TokenOutput
 from mmserve.core.wire import Fault
 from mmserve.engine.loop import Delivery, EngineThread, Steps
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATS_S = 0.1  # at most so often while nothing ends
+FIRST_DECODES = 4  # rows of steps that are captured before anybody asks
 LAST_WORDS_MS = 1000  # to send what a dying engine has to say
 
 
@@ -248,6 +250,13 @@ def receive(socket: zmq.Socket[bytes], desk: Desk) -> None:
         os._exit(1)
 
 
+def rehearse(engine: "Engine") -> None:
+    """What the first answers need is made before them, and nothing that lives now is looked at again."""
+    graphs = engine.runner.graphs
+    graphs.prepare(size for size in graphs.decode_sizes if size <= FIRST_DECODES)
+    settle()
+
+
 def run(engine: "Engine", hello: EngineHello, arena_fd: int, parent: Parent) -> None:
     """Serve until the engine fails; the parent's end ends the process before."""
     window = Window(arena_fd, hello.arena_bytes)
@@ -255,6 +264,7 @@ def run(engine: "Engine", hello: EngineHello, arena_fd: int, parent: Parent) -> 
     borrowed = Borrowed(window, lambda: None)
     outbox = Outbox(engine, engine.stage.pool, borrowed)
     thread = EngineThread(engine, outbox.send)
+    thread.call(partial(rehearse, engine))
     borrowed.returned = partial(wake, thread)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     listener = context.socket(zmq.PULL)

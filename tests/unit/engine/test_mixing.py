@@ -3,6 +3,8 @@
 Time is what the fakes say: a part of a picture takes PART_S, a step DECODE_S and TOKEN_S for a prompt token.
 """
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from mmserve.core.config import Config
 from mmserve.core.messages import PixelsWanted
 from mmserve.engine.engine import Engine
 from mmserve.engine.mixing import IDLE_SLICE_S, REFRESH, Mixing
-from mmserve.engine.runner.inputs import PROMPT_ROWS
+from mmserve.engine.runner.inputs import PROMPT_ROWS, padded
 
 DECODE_S, TOKEN_S, PART_S = 0.05, 0.002, 0.01
 PART_WORK = 1e9
@@ -26,8 +28,10 @@ def seen(factor=FACTOR):
     mixing = Mixing(factor)
     for _ in range(30):
         mixing.computed(0, 1, DECODE_S)
-        mixing.computed(10, 1, DECODE_S + 10 * TOKEN_S)
+        mixing.encoded(PART_WORK, 0, PART_S)
         mixing.encoded(PART_WORK, 1, PART_S)
+        for rows in range(8, 48, 8):
+            mixing.computed(rows - 1, 1, DECODE_S + (rows - 1) * TOKEN_S)
     mixing.computed(0, 1, DECODE_S)
     return mixing
 
@@ -40,7 +44,7 @@ def test_what_stands_beside_decodes_follows_from_what_steps_took():
     spare = (FACTOR - 1) * DECODE_S
     assert mixing.slice_work(1) == pytest.approx(spare / PART_S * PART_WORK, rel=0.01)
     assert mixing.prompt_tokens(1, encoded=False) == 31  # 1 + 37 in whole PROMPT_ROWS
-    assert mixing.prompt_tokens(7, encoded=False) == 33
+    assert mixing.prompt_tokens(7, encoded=False) == 25
     assert mixing.prompt_tokens(1, encoded=True) == 0, "one or the other"
 
 
@@ -57,6 +61,86 @@ def test_one_hiccup_changes_little():
     before = mixing.slice_work(1)
     mixing.computed(0, 1, 100 * DECODE_S)
     assert before < mixing.slice_work(1) < 1.5 * before
+
+
+def test_the_first_decode_of_all_may_take_its_time():
+    mixing = Mixing(FACTOR)
+    mixing.computed(0, 1, 30 * DECODE_S)
+    for _ in range(8):
+        mixing.computed(0, 1, DECODE_S)
+    assert mixing.decode.seconds == pytest.approx(DECODE_S, rel=0.15)
+
+
+def test_decodes_behind_a_slice_of_the_encoder_are_no_yardstick():
+    mixing = seen()
+    mixing.encoded(PART_WORK, 1, PART_S)
+    mixing.computed(0, 1, 2 * DECODE_S)
+    assert mixing.decode.seconds == pytest.approx(DECODE_S)
+    mixing.computed(0, 1, 2 * DECODE_S)
+    assert mixing.decode.seconds > 1.1 * DECODE_S
+
+
+def test_slices_beside_decodes_go_by_what_such_slices_take():
+    mixing = seen()
+    before = mixing.slice_work(1)
+    for _ in range(40):
+        mixing.encoded(PART_WORK, 0, 10 * PART_S)
+    assert mixing.slice_work(1) == pytest.approx(before)
+    assert mixing.slice_work(0) == pytest.approx(IDLE_SLICE_S / (10 * PART_S) * PART_WORK, rel=0.01)
+
+
+class Bends:
+    """A machine on which ``free`` rows cost nothing beside a decode, and each more TOKEN_S."""
+
+    def __init__(self, free, factor=FACTOR):
+        self.free = free
+        self.mixing = Mixing(factor)
+        self.rows = []
+        for _ in range(3):
+            self.mixing.computed(0, 1, DECODE_S)
+
+    def seconds(self, rows, slowness=1.0):
+        return slowness * (DECODE_S + max(rows - self.free, 0) * TOKEN_S)
+
+    def run(self, steps, slowness=1.0):
+        for _ in range(steps):
+            tokens = self.mixing.prompt_tokens(1, encoded=False)
+            self.mixing.computed(tokens, 1, self.seconds(tokens + 1, slowness))
+            self.rows.append(tokens + 1)
+            self.mixing.computed(0, 1, slowness * DECODE_S)
+        return self.rows[-steps:]
+
+
+@pytest.mark.parametrize("free", [0, 8, 30])
+def test_more_rows_are_tried_one_size_after_the_other_until_the_next_costs_too_much(free):
+    world = Bends(free)
+    most = max(rows for rows in range(8, 200, 8) if world.seconds(rows) <= FACTOR * DECODE_S)
+    rows = world.run(300)
+    assert rows[0] == 8
+    assert all(after <= before + 16 for before, after in pairwise(rows))
+    assert set(rows[100:]) <= {most - most % 16 if most > 64 else most, padded(most + 1)}
+    assert sum(r > most for r in rows[100:]) <= 5, "what costs too much is tried seldom"
+
+
+def test_rows_that_cost_nothing_by_mistake_do_not_make_the_next_ones_free():
+    """Steps of 8 rows that seem to take no longer than decodes: 16 are tried, not 500."""
+    mixing = Bends(0).mixing
+    for _ in range(REFRESH - 1):
+        mixing.computed(7, 1, DECODE_S)
+    assert mixing.prompt_tokens(1, encoded=False) == 15
+
+
+def test_costs_stay_true_when_the_whole_machine_becomes_slower():
+    world = Bends(8)
+    before = world.run(100)[-1]
+    assert set(world.run(400, slowness=3.0)[-20:]) == {before}
+
+
+def test_rows_that_became_cheaper_are_found_again():
+    world = Bends(0)
+    before = world.run(100)[-1]
+    world.free = 16
+    assert max(world.run(400)) >= before + 16
 
 
 def test_the_least_is_one_part_and_a_few_rows():

@@ -117,8 +117,18 @@ def test_all_sizes_of_decodes_may_be_captured_beforehand():
     decodes, model, attention, device = graphs()
     decodes.prepare()
     assert attention.rows == [(0, size) for size in (24, 16, 8, 4, 2, 1)]
-    assert decodes.run(Flat([3, 4, 5]), fill)[:, 0].tolist() == [3, 4, 5]
+    with torch.inference_mode():
+        assert decodes.run(Flat([3, 4, 5]), fill)[:, 0].tolist() == [3, 4, 5]
     assert device.captures == len(model.addresses) == 6
+    decodes.prepare()
+    assert device.captures == 6, "what is there is not captured again"
+
+
+def test_the_smallest_sizes_alone_may_be_captured_beforehand():
+    decodes, _, attention, device = graphs()
+    decodes.prepare(size for size in decodes.decode_sizes if size <= 4)
+    assert attention.rows == [(0, size) for size in (4, 2, 1)]
+    assert device.captures == 3
 
 
 def test_steps_with_prompts_go_through_the_same_buffers_by_their_rows_and_logits():
