@@ -22,7 +22,7 @@ from mmserve.models.registry import LoadedModel
 log = logging.getLogger(__name__)
 
 ENCODER_TOKENS = {"cpu": 256, "cuda": 4096}  # a CPU gains nothing from larger batches, and others wait
-STALL_FACTOR = {"cpu": 2.2, "cuda": None}  # with the neighbours of a busy batch a token takes 3 times as long
+STALL_FACTOR = {"cpu": 1.8, "cuda": None}  # the longest of 100 waits are half as long again
 CPU_KV_MIB = 1024
 
 
