@@ -173,6 +173,7 @@ class LatePictures(LateDevice):
 def test_answers_go_on_while_the_device_is_at_a_picture(pair, monkeypatch):
     monkeypatch.setattr("mmserve.engine.engine.device_for", lambda device, eager=False: LatePictures())
     monkeypatch.setitem(STALL_FACTOR, "cpu", None)
+    monkeypatch.setattr("mmserve.engine.engine.LAUNCH_S", float("inf"))
     plain = pair.prompt(9)
     shown = pair.prompt(5, ("image", 4, 6), 7)
     engine = make_engine(pair, overlap="on")
@@ -215,6 +216,7 @@ def held_up(launch):
 def test_an_engine_with_nothing_else_to_do_waits_for_the_picture(pair, monkeypatch):
     monkeypatch.setattr("mmserve.engine.engine.device_for", lambda device, eager=False: LatePictures())
     monkeypatch.setitem(STALL_FACTOR, "cpu", None)
+    monkeypatch.setattr("mmserve.engine.engine.LAUNCH_S", float("inf"))
     engine = make_engine(pair, overlap="on")
     monkeypatch.setattr(type(engine.stage._lane), "launch", held_up(type(engine.stage._lane).launch))
     engine.submit(prepared(pair, pair.prompt(5, ("image", 4, 6), 7), "r", max_tokens=2))
