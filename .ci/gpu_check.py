@@ -11,7 +11,7 @@ from wheels in the folder .whl, if they were carried there; nothing is fetched. 
     bench          mmserve bench gpu, for as long as there is time
 
 ``--device cpu`` tries everything out where there is no GPU, by interpreters and at sizes that mean nothing.
-Results lie in the folder OUT: gpu-check.md, gpu-check.json, and a log of each part.
+Results lie in the folder OUT: gpu-check.md, gpu-check.json, and gpu-check.log of all parts.
 """
 
 import argparse
@@ -198,7 +198,7 @@ class Check:
             return "it is not installed" if self.device == "cuda" else "it runs on NVIDIA GPUs"
         ended = [process.poll() for process in self._compiling]
         if any(ended):
-            return "its kernels could not be compiled, see compile-*.log"
+            return "its kernels could not be compiled, see the log"
         return "its kernels are still being compiled" if None in ended else None
 
     def all(self) -> None:
@@ -257,9 +257,18 @@ class Check:
         if (self.out / "bench.json").exists():
             found["bench"] = json.loads((self.out / "bench.json").read_text())
         (self.out / "gpu-check.json").write_text(json.dumps(found, indent=1) + "\n")
-        shutil.rmtree(self.place, ignore_errors=True)
+        self._tidy()
         print(f"{table}\n\n{figures}")
         return all(not part.result.startswith("failed") for part in self.parts)
+
+    def _tidy(self) -> None:
+        """Three files are left: all logs are one, and what the benchmark wrote stands in the others."""
+        logs = sorted(self.out.glob("*.log"))
+        whole = "".join(f"==== {p.stem}\n{p.read_text(errors='replace')}\n" for p in logs)
+        for path in (*logs, *self.out.glob("bench.*")):
+            path.unlink()
+        (self.out / "gpu-check.log").write_text(whole)
+        shutil.rmtree(self.place, ignore_errors=True)
 
 
 def _python(device: str) -> str:

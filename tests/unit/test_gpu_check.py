@@ -49,6 +49,7 @@ def test_all_parts_run_on_a_cpu_with_what_a_lent_machine_has(tmp_path):
     assert results.pop("flashinfer") == "not run: it runs on NVIDIA GPUs"
     assert results == dict.fromkeys(("kernels", "gpu tests", "bench"), "passed")
     assert found["bench"]["trial"]
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".md", ".json", ".log"}
     assert "passed" in next(part["last"] for part in found["parts"] if part["name"] == "gpu tests")
     assert "| decode, batch 1 |" in (tmp_path / "out" / "gpu-check.md").read_text().replace("tiny | ", "")
 
@@ -85,6 +86,7 @@ def test_a_part_that_does_not_end_is_killed_and_told(tmp_path, gpu_check):
     assert found.parts[0].seconds < 30
     assert not found.report()
     assert "not done after" in (tmp_path / "gpu-check.md").read_text()
+    assert "==== endless\nbegun" in (tmp_path / "gpu-check.log").read_text()
 
 
 def test_nobody_waits_for_kernels_that_are_still_being_compiled(tmp_path, gpu_check):
