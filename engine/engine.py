@@ -229,7 +229,7 @@ class Engine:
         decodes = len(self.scheduler.decoding)
         outputs: list[TokenOutput | PixelsWanted] = [*self._expire()]
         for work, seconds in self.stage.collect():
-            self.mixing.encoded(work, 0, seconds)
+            self.mixing.encoded_apart(work, decodes, seconds)
         encoded = self._encoder_first() and self._encode(decodes, outputs)
         outputs += self._park_lacking()
         if self.overlap and self.scheduler.tight:

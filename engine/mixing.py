@@ -151,6 +151,12 @@ class Mixing:
             self._encoded_beside = True
             self._waited(seconds)
 
+    def encoded_apart(self, work: float, decodes: int, seconds: float) -> None:
+        """A slice of the encoder took ``seconds`` of a device that went on with ``decodes`` rows."""
+        self._encoders_turn = False
+        if work:
+            (self.work_beside if decodes else self.work).observe(seconds, work)
+
     def stood(self, decodes: int, seconds: float) -> None:
         """Something else took ``seconds`` between two steps, for which ``decodes`` rows waited."""
         if decodes:

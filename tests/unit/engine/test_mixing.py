@@ -56,6 +56,15 @@ def test_a_slower_machine_gets_smaller_slices():
     assert mixing.slice_work(1) == pytest.approx(before / 4, rel=0.01)
 
 
+def test_slices_beside_a_device_that_goes_on_are_measured_and_nobody_waits():
+    mixing = seen()
+    before, waits = mixing.slice_work(1), mixing.waits
+    for _ in range(40):
+        mixing.encoded_apart(PART_WORK, 1, 2 * PART_S)
+    assert mixing.slice_work(1) == pytest.approx(before / 2, rel=0.01)
+    assert mixing.waits == waits
+
+
 def test_one_hiccup_changes_little():
     mixing = seen()
     before = mixing.slice_work(1)
