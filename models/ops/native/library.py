@@ -68,6 +68,7 @@ def compiler() -> str:
 def _compile(source: Path, target: Path) -> None:
     """Beside its final name first, so that nobody loads half a file."""
     started = time.monotonic()
+    log.info("compiling %s for this CPU; what is made is kept for later starts", source.name)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         command = [compiler(), *FLAGS, "-o", str(made), str(source)]
