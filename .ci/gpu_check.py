@@ -121,7 +121,7 @@ class Check:
 
     def prepare(self) -> str | None:
         """Put the packages together; what is missing, and how to bring it, if something is."""
-        for old in (*self.out.glob("*.log"), *self.out.glob("bench.*"), *self.out.glob("gpu-check.*")):
+        for old in {path for kind in ("*.log", "bench.*", "gpu-check.*") for path in self.out.glob(kind)}:
             old.unlink()
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir(parents=True)
@@ -265,7 +265,7 @@ class Check:
         """Three files are left: all logs are one, and what the benchmark wrote stands in the others."""
         logs = sorted(self.out.glob("*.log"))
         whole = "".join(f"==== {p.stem}\n{p.read_text(errors='replace')}\n" for p in logs)
-        for path in (*logs, *self.out.glob("bench.*")):
+        for path in {*logs, *self.out.glob("bench.*")}:
             path.unlink()
         (self.out / "gpu-check.log").write_text(whole)
         shutil.rmtree(self.place, ignore_errors=True)
