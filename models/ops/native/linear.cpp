@@ -1,11 +1,17 @@
-// y = act(x @ W^T + b): weights stay bf16 in memory and are widened to float32 on their way into the sums.
+// y = act(x @ W^T + b) with weights that stay bf16 in memory. Where the CPU multiplies pairs of bf16 (AVX512_BF16)
+// they go into its instruction; elsewhere they are widened to float32 on their way into the sums.
 //
-// W [outputs, inputs] is packed into panels of 32 outputs: [panels][inputs] rows of 16 words, where word j holds
-// output j in its lower half and output j + 16 in its upper half, so that a shift and a mask widen both. Up to
-// kRows rows of x read each panel once, as it lies in memory; more find it in the cache.
+// W [outputs, inputs] is packed into panels of 32 outputs, [panels][steps] lines of 16 words:
 //
-// Every element of y is one chain of fused multiply-adds over k = 0, 1, 2 ... whatever the number of rows, of
-// threads and the path: a row's result does not depend on what else is in the batch.
+//     widened  a step is one input, one line: word j holds output j in its lower half and output j + 16 in its
+//              upper half, so that a shift and a mask widen both
+//     pairs    a step is two inputs, two lines: word j of the first holds both for output j, of the second for
+//              output j + 16
+//
+// Up to kRows rows of x read each panel once, as it lies in memory; more find it in the cache.
+//
+// Every element of y is one chain of fused multiply-adds over the steps in their order, whatever the number of rows,
+// of threads and the path: a row's result does not depend on what else is in the batch.
 
 #include <omp.h>
 
@@ -14,6 +20,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <utility>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 #include "activations.h"
 #include "common.h"
@@ -26,16 +36,23 @@
 namespace mmserve {
 namespace {
 
-constexpr int kPairs = 16;           // words in a row of a panel
-constexpr int kWidth = 2 * kPairs;   // outputs of a panel
-constexpr int kRun = 16;             // inputs of one row of x that lie together when x is laid out for the kernel
-constexpr int kDepth = 384;          // inputs between two visits to the sums; a multiple of kRun
-constexpr int kAhead = 64;           // rows of a panel to fetch in advance where one pass reads it: a page of memory
+#if defined(__AVX512BF16__)
+constexpr int kStepInputs = 2;
+#else
+constexpr int kStepInputs = 1;
+#endif
+constexpr int kLine = 16;            // words: what memory gives at once
+constexpr int kWidth = 2 * kLine;    // outputs of a panel
+constexpr int kStep = kStepInputs * kLine;     // words of a panel for one step
+constexpr int kRun = 16;             // steps of one row of x that lie together when x is laid out for the kernel
+constexpr int kRunLines = kRun * kStepInputs;  // of a panel
+constexpr int kDepth = 384;          // steps between two visits to the sums; a multiple of kRun
+constexpr int kAhead = 64;           // lines of a panel to fetch in advance where one pass reads it: a page of memory
 constexpr int kGroup = 4;            // panels that a thread takes at a time when there are many rows
 constexpr int kOwnRows = 64;         // up to here each thread lays x out for itself instead of waiting for others
 constexpr long kAlone = 128 << 10;   // weights * (1 + rows / 16) up to which other threads cost more than they do
-constexpr long kPieceFloats = 384 << 10;  // of x that are laid out at once: more would not stay in the cache
-constexpr long kSliceFloats = 96 << 10;   // of x that one panel after the other may pass through
+constexpr long kPieceWords = 384 << 10;  // of x that are laid out at once: more would not stay in the cache
+constexpr long kSliceWords = 96 << 10;   // of x that one panel after the other may pass through
 #if defined(__AVX512F__)
 constexpr int kRows = 14, kWholeRows = 14;  // of x in the kernel: 28 vectors of sums, of 32 registers
 #elif defined(__AVX2__)
@@ -45,22 +62,23 @@ constexpr int kRows = 8, kWholeRows = 1;
 #endif
 
 // Memory that only grows, for what a thread needs again in its next call.
-class Scratch {
+template <class T> class Scratch {
 public:
     ~Scratch() { std::free(memory_); }
-    float* of(size_t floats) {
-        if (floats > size_) {
+    T* of(size_t count) {
+        static_assert(sizeof(T) == 4);
+        if (count > size_) {
             std::free(memory_);
             size_ = 0;
-            memory_ = static_cast<float*>(std::aligned_alloc(64, (floats * 4 + 63) / 64 * 64));
+            memory_ = static_cast<T*>(std::aligned_alloc(64, (count * 4 + 63) / 64 * 64));
             if (!memory_) std::abort();
-            size_ = floats;
+            size_ = count;
         }
         return memory_;
     }
 
 private:
-    float* memory_ = nullptr;
+    T* memory_ = nullptr;
     size_t size_ = 0;
 };
 
@@ -73,29 +91,49 @@ struct Call {
     int act;
     bf16* y;
     long count() const { return (outputs + kWidth - 1) / kWidth; }
-    const uint32_t* panel(long p) const { return panels + p * inputs * kPairs; }
+    long steps() const { return (inputs + kStepInputs - 1) / kStepInputs; }
+    const uint32_t* panel(long p) const { return panels + p * steps() * kStep; }
 };
 
 // ---- the kernel ------------------------------------------------------------------------------------------------
 
-struct Pair {
-    Floats low, high;
+// The weights of a step for the outputs of vectors at ``low`` and, kLine further on, ``high``; and how one row's
+// value of x, a word, multiplies them into sums.
+#if defined(__AVX512BF16__)
+struct Weights {
+    __m512bh low, high;
+    explicit Weights(const uint32_t* w) : low(load<__m512bh>(w)), high(load<__m512bh>(w + kLine)) {}
+    void add(uint32_t x, Floats& to_low, Floats& to_high) const {
+        const __m512bh both = as<__m512bh>(_mm512_set1_epi32(int(x)));
+        to_low = as<Floats>(_mm512_dpbf16_ps(as<__m512>(to_low), low, both));
+        to_high = as<Floats>(_mm512_dpbf16_ps(as<__m512>(to_high), high, both));
+    }
 };
+#else
+struct Weights {
+    Floats low, high;
+    explicit Weights(const uint32_t* w) {
+        const Words words = load<Words>(w);
+        low = as<Floats>(words << 16);
+        high = as<Floats>(words & 0xffff0000u);
+    }
+    void add(uint32_t x, Floats& to_low, Floats& to_high) const {
+        const float value = as<float>(x);
+        to_low += value * low;
+        to_high += value * high;
+    }
+};
+#endif
 
-inline Pair widen_pairs(const uint32_t* w) {
-    const Words words = load<Words>(w);
-    return {as<Floats>(words << 16), as<Floats>(words & 0xffff0000u)};
-}
-
-// What a pass over a slice of weights fetches from memory meanwhile: ``each`` rows for every kRun that it computes.
+// What a pass over a slice of weights fetches from memory meanwhile: ``each`` lines for every kRun steps.
 struct Fetch {
     const uint32_t* at;
     int each;
 };
 
 // sums[R, 32] += x[R, depth] @ w[depth, V * 2 * kLanes], from nothing if ``first``. x lies in runs
-// [depth / 16][R][16].
-template <int R, int V> void tile(const float* x, const uint32_t* w, float* sums, long depth, bool first, Fetch fetch) {
+// [depth / 16][R][16], depth in steps.
+template <int R, int V> void tile(const uint32_t* x, const uint32_t* w, float* sums, long depth, bool first, Fetch fetch) {
     Floats low[R][V], high[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -103,23 +141,19 @@ template <int R, int V> void tile(const float* x, const uint32_t* w, float* sums
         for (int v = 0; v < V; ++v) {
             const float* at = sums + r * kWidth + v * kLanes;
             low[r][v] = first ? Floats{} : load<Floats>(at);
-            high[r][v] = first ? Floats{} : load<Floats>(at + kPairs);
+            high[r][v] = first ? Floats{} : load<Floats>(at + kLine);
         }
-    const auto step = [&](const float* at) __attribute__((always_inline)) {
+    const auto step = [&](const uint32_t* at) __attribute__((always_inline)) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-            const Pair pair = widen_pairs(w + v * kLanes);
+            const Weights weights(w + v * kLanes);
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                const float value = at[r * kRun];
-                low[r][v] += value * pair.low;
-                high[r][v] += value * pair.high;
-            }
+            for (int r = 0; r < R; ++r) weights.add(at[r * kRun], low[r][v], high[r][v]);
         }
-        w += kPairs;
+        w += kStep;
     };
     for (; depth >= kRun; depth -= kRun, x += R * kRun) {
-        for (int i = 0; i < fetch.each; ++i, fetch.at += kPairs) __builtin_prefetch(fetch.at);
+        for (int i = 0; i < fetch.each; ++i, fetch.at += kLine) __builtin_prefetch(fetch.at);
 #pragma GCC unroll 4
         for (int k = 0; k < kRun; ++k) step(x + k);
     }
@@ -130,16 +164,16 @@ template <int R, int V> void tile(const float* x, const uint32_t* w, float* sums
         for (int v = 0; v < V; ++v) {
             float* at = sums + r * kWidth + v * kLanes;
             store(at, low[r][v]);
-            store(at + kPairs, high[r][v]);
+            store(at + kLine, high[r][v]);
         }
 }
 
-using Tile = void (*)(const float*, const uint32_t*, float*, long, bool, Fetch);
+using Tile = void (*)(const uint32_t*, const uint32_t*, float*, long, bool, Fetch);
 
 template <int V, int... R> constexpr std::array<Tile, sizeof...(R)> tiles(std::integer_sequence<int, R...>) {
     return {tile<R + 1, V>...};
 }
-constexpr int kParts = kPairs / kLanes;  // passes over the 32 outputs of a panel, as many as the vectors hold
+constexpr int kParts = kLine / kLanes;  // passes over the 32 outputs of a panel, as many as the vectors hold
 constexpr auto kTiles = tiles<1>(std::make_integer_sequence<int, kRows>());
 constexpr auto kWholeTiles = tiles<kParts>(std::make_integer_sequence<int, kWholeRows>());
 
@@ -149,9 +183,9 @@ struct Slice {
     const uint32_t *w, *next;
     long depth, passes;
     Fetch fetch(long pass) const {
-        if (passes == 1) return {w + kAhead * kPairs, kRun};
-        const int each = int((kRun + passes - 1) / passes);
-        return {next + pass * each * (depth / kRun) * kPairs, pass * each < kRun ? each : 0};
+        if (passes == 1) return {w + kAhead * kLine, kRunLines};
+        const int each = int((kRunLines + passes - 1) / passes);
+        return {next + pass * each * (depth / kRun) * kLine, pass * each < kRunLines ? each : 0};
     }
 };
 
@@ -159,7 +193,7 @@ struct Slice {
 inline long passes(long rows, long blocks) { return rows <= kWholeRows ? 1 : blocks * kParts; }
 
 // Block ``b`` of the rows times a slice.
-inline void multiply(long rows, long b, const float* x, const Slice& s, float* sums, bool first) {
+inline void multiply(long rows, long b, const uint32_t* x, const Slice& s, float* sums, bool first) {
     if (s.passes == 1) {
         kWholeTiles[rows - 1](x, s.w, sums, s.depth, first, s.fetch(0));
         return;
@@ -180,19 +214,29 @@ struct Blocks {
     long size(long block) const { return start(block + 1) - start(block); }
 };
 
-inline long padded(long inputs) { return (inputs + kRun - 1) / kRun * kRun; }
+inline long padded(long steps) { return (steps + kRun - 1) / kRun * kRun; }
 
-// Block ``b`` of x, widened, at ``to`` + its first row * padded(inputs): [inputs / 16][its rows][16].
-void lay_out(const Call& c, const Blocks& blocks, long b, float* to) {
+// ``inputs`` numbers of a row as words of steps.
+inline void put_steps(const bf16* from, long inputs, uint32_t* to) {
+#if defined(__AVX512BF16__)
+    if (inputs % 2) to[inputs / 2] = 0;
+    std::memcpy(to, from, inputs * sizeof(bf16));
+#else
+    for (long k = 0; k < inputs; ++k) to[k] = uint32_t(from[k]) << 16;
+#endif
+}
+
+// Block ``b`` of x as words of steps, at ``to`` + its first row * padded(steps): [steps / 16][its rows][16].
+void lay_out(const Call& c, const Blocks& blocks, long b, uint32_t* to) {
+    constexpr long inputs = kRun * kStepInputs;
     const long first = blocks.start(b), size = blocks.size(b);
-    to += first * padded(c.inputs);
+    to += first * padded(c.steps());
     for (long r = 0; r < size; ++r) {
         const bf16* from = c.x + (first + r) * c.stride;
-        float* at = to + r * kRun;
+        uint32_t* at = to + r * kRun;
         long k = 0;
-        for (; k + kRun <= c.inputs; k += kRun, at += size * kRun)
-            for (int i = 0; i < kRun; i += kLanes) store(at + i, widen(load<Halves>(from + k + i)));
-        for (; k < c.inputs; ++k) at[k % kRun] = widen(from[k]);
+        for (; k + inputs <= c.inputs; k += inputs, at += size * kRun) put_steps(from + k, inputs, at);
+        put_steps(from + k, c.inputs - k, at);
     }
 }
 
@@ -214,43 +258,44 @@ void finish(const Call& c, long p, const float* sums, long first, long rows) {
     }
 }
 
-// Panels begin to end, one after the other or ``sideways``: kDepth inputs of all of them, then the next kDepth,
+// Panels begin to end, one after the other or ``sideways``: kDepth steps of all of them, then the next kDepth,
 // so that the slice of x stays in the cache. ``sums`` has room for the rows of one panel, or of all.
-void multiply_panels(const Call& c, const Blocks& blocks, const float* x, float* sums, long begin, long end,
+void multiply_panels(const Call& c, const Blocks& blocks, const uint32_t* x, float* sums, long begin, long end,
                      bool sideways) {
-    const long row = padded(c.inputs), tiles = c.rows * kWidth;
+    const long all = c.steps(), row = padded(all), tiles = c.rows * kWidth;
     const long group = sideways ? end - begin : 1;
     for (; begin < end; begin += group) {
-        for (long k = 0; k < c.inputs; k += kDepth) {
-            const long depth = std::min<long>(kDepth, c.inputs - k);
+        for (long k = 0; k < all; k += kDepth) {
+            const long depth = std::min<long>(kDepth, all - k);
             for (long p = begin; p < begin + group; ++p) {
-                const uint32_t* w = c.panel(p) + k * kPairs;
-                const uint32_t* next = group > 1 ? w + c.inputs * kPairs : w + depth * kPairs;
+                const uint32_t* w = c.panel(p) + k * kStep;
+                const uint32_t* next = w + (group > 1 ? all : depth) * kStep;
                 const Slice slice{w, next, depth, passes(c.rows, blocks.count)};
                 for (long b = 0; b < blocks.count; ++b) {
                     const long first = blocks.start(b), size = blocks.size(b);
                     float* at = sums + (p - begin) * tiles + first * kWidth;
                     multiply(size, b, x + first * row + k * size, slice, at, k == 0);
-                    if (k + depth == c.inputs) finish(c, p, at, first, size);
+                    if (k + depth == all) finish(c, p, at, first, size);
                 }
             }
         }
     }
 }
 
-thread_local Scratch own_x, own_sums;
+thread_local Scratch<uint32_t> own_x;
+thread_local Scratch<float> own_sums;
 
 // One piece of the rows. Threads take a few panels at a time, so that one that is held up holds up no other.
 void run(const Call& c, int threads) {
     const Blocks blocks(c.rows);
-    const long count = c.count(), floats = c.rows * padded(c.inputs);
-    const bool shared = c.rows > kOwnRows, sideways = floats > kSliceFloats;
+    const long count = c.count(), words = c.rows * padded(c.steps());
+    const bool shared = c.rows > kOwnRows, sideways = words > kSliceWords;
     const long grain = std::clamp<long>(count / (threads * 8), 1, c.rows <= kOwnRows ? 16 : kGroup);
-    float* together = shared ? own_x.of(floats) : nullptr;
+    uint32_t* together = shared ? own_x.of(words) : nullptr;
     std::atomic<long> taken{0};
 #pragma omp parallel num_threads(threads)
     {
-        float* x = shared ? together : own_x.of(floats);
+        uint32_t* x = shared ? together : own_x.of(words);
         if (shared) {
 #pragma omp for schedule(dynamic)
             for (long b = 0; b < blocks.count; ++b) lay_out(c, blocks, b, x);
@@ -280,18 +325,25 @@ void ask_for_large_pages(void* memory, size_t bytes) {
 
 using namespace mmserve;
 
-// Whole panels of 32 outputs: weight [outputs, inputs] -> [ceil(outputs / 32), inputs, 32], zeros behind the last.
+// Inputs that are multiplied at a time: 2 where the CPU's own instruction takes them as bf16.
+MMSERVE_EXPORT int linear_step_inputs() { return kStepInputs; }
+
+// Whole panels of 32 outputs: weight [outputs, inputs] -> [ceil(outputs / 32), inputs rounded up to steps, 32], zeros
+// behind the last.
 MMSERVE_EXPORT void linear_pack(const bf16* weight, long outputs, long inputs, bf16* panels, int threads) {
-    const long count = (outputs + kWidth - 1) / kWidth;
-    ask_for_large_pages(panels, count * inputs * kWidth * sizeof(bf16));
+    const long count = (outputs + kWidth - 1) / kWidth, whole = (inputs + kStepInputs - 1) / kStepInputs * kStepInputs;
+    ask_for_large_pages(panels, count * whole * kWidth * sizeof(bf16));
 #pragma omp parallel for num_threads(threads)
     for (long p = 0; p < count; ++p) {
         const long width = std::min<long>(kWidth, outputs - p * kWidth);
         const bf16* from = weight + p * kWidth * inputs;
-        bf16* to = panels + p * kWidth * inputs;
-        for (long k = 0; k < inputs; ++k)
-            for (int j = 0; j < kWidth; ++j)
-                to[k * kWidth + j % kPairs * 2 + j / kPairs] = j < width ? from[j * inputs + k] : bf16(0);
+        bf16* to = panels + p * kWidth * whole;
+        for (long k = 0; k < whole; ++k)
+            for (int j = 0; j < kWidth; ++j) {
+                const bf16 value = j < width && k < inputs ? from[j * inputs + k] : bf16(0);
+                if (kStepInputs == 1) to[k * kWidth + j % kLine * 2 + j / kLine] = value;
+                else to[k / 2 * 2 * kWidth + j * 2 + k % 2] = value;
+            }
     }
 }
 
@@ -300,7 +352,7 @@ MMSERVE_EXPORT void linear_pack(const bf16* weight, long outputs, long inputs, b
 MMSERVE_EXPORT void linear_run(const bf16* x, long stride, long rows, long inputs, const bf16* panels, long outputs,
                                const bf16* bias, int act, bf16* y, int threads) {
     if (outputs * inputs * (1 + rows / 16) <= kAlone) threads = 1;
-    const long most = std::clamp<long>(kPieceFloats / inputs, 8 * kRows, 36 * kRows);
+    const long most = std::clamp<long>(kPieceWords / inputs, 8 * kRows, 36 * kRows);
     const long pieces = (rows + most - 1) / most;
     for (long i = 0; i < pieces; ++i) {
         const long first = i * rows / pieces, end = (i + 1) * rows / pieces;

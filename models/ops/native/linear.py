@@ -1,7 +1,8 @@
-"""Linear layers whose bf16 weights are widened on their way into float32 sums, by linear.cpp.
+"""Linear layers of bf16 weights by linear.cpp: as they are where the CPU multiplies pairs of bf16
+(AVX512_BF16), elsewhere widened on their way into float32 sums.
 
-For CPUs without bf16 instructions: with few rows memory is read at full speed, with many the arithmetic runs
-at the rate of float32.
+With few rows memory is read at full speed; with many, pairs run at about the rate of oneDNN, and widened
+weights at the rate of float32.
 """
 
 import ctypes
@@ -17,12 +18,13 @@ from mmserve.models.ops.native.recording import Kernel
 from mmserve.models.ops.reference import PlainLinear
 
 WIDTH = 32  # outputs of a panel, as in linear.cpp
+_PAIRS = 2  # inputs that one instruction multiplies, where it takes bf16
 ACTS = {None: 0, "gelu": 1, "gelu_pytorch_tanh": 2, "silu": 3, "quick_gelu": 4}
 
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """A packed weight: bf16 [ceil(outputs / 32), inputs, 32], zeros behind the last output."""
+    """A packed weight: bf16 [ceil(outputs / 32), inputs rounded up to pairs, 32], zeros behind the last."""
 
     values: torch.Tensor
     outputs: int
@@ -38,13 +40,21 @@ class NativeLinear:
 
     name = "native"
 
+    @property
+    def multiplies_bf16(self) -> bool:
+        """Whether weights go into the CPU's own instruction for bf16; not if the kernels cannot be had."""
+        try:
+            return library.load("linear").linear_step_inputs() == _PAIRS
+        except NativeUnavailable:
+            return False
+
     def pack(self, weight: torch.Tensor) -> Panels:
         """bf16 [outputs, inputs] on the CPU. NativeUnavailable if the kernels cannot be had."""
         if weight.dtype != torch.bfloat16:
             raise TypeError(f"native linear layers keep bfloat16 weights, not {weight.dtype}")
         outputs, inputs = weight.shape
         weight = weight.contiguous()
-        values = torch.empty(-(-outputs // WIDTH), inputs, WIDTH, dtype=torch.bfloat16)
+        values = torch.empty(-(-outputs // WIDTH), inputs + inputs % 2, WIDTH, dtype=torch.bfloat16)
         pack, _ = _kernels()
         pack(weight.data_ptr(), outputs, inputs, values.data_ptr(), torch.get_num_threads())
         return Panels(values, outputs, inputs)

@@ -266,6 +266,7 @@ def test_native_prompts_in_chunks_are_bit_for_bit_those_in_one(native_backend):
 
 def test_prompts_are_left_to_torch_where_the_cpu_multiplies_bf16(native_backend, monkeypatch):
     monkeypatch.setattr(native, "bf16_instructions", lambda: "avx512_bf16")
+    monkeypatch.setattr("mmserve.engine.attention.native.FEW", 1)
     assert_agreement(native_backend, torch.bfloat16, (16, 8), 32, 16, True)
 
 

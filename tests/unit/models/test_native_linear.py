@@ -174,17 +174,19 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "runs", "why"),
+    ("cpuinfo", "pairs", "runs", "why"),
     [
-        ("flags : avx2 avx512f avx512_vnni\n", "native", "no bf16 instructions"),
-        ("flags : avx512f avx512_bf16\n", "onednn", "avx512_bf16"),
-        ("flags : avx512_bf16 amx_bf16 amx_int8\n", "onednn", "amx_bf16"),
-        ("Features : asimd i8mm bf16\n", "onednn", "bf16"),
-        ("Features : asimd\n", "native", "no bf16 instructions"),
-        ("model name : no bf16\n", "native", "no bf16 instructions"),
+        ("flags : avx2 avx512f avx512_vnni\n", False, "native", "no bf16 instructions"),
+        ("flags : avx512f avx512_bf16\n", True, "native", "avx512_bf16"),
+        ("flags : avx512f avx512_bf16\n", False, "onednn", "avx512_bf16"),  # an old compiler
+        ("flags : avx512_bf16 amx_bf16 amx_int8\n", True, "onednn", "amx_bf16"),
+        ("Features : asimd i8mm bf16\n", False, "onednn", "bf16"),
+        ("Features : asimd\n", False, "native", "no bf16 instructions"),
+        ("model name : no bf16\n", False, "native", "no bf16 instructions"),
     ],
 )
-def test_auto_goes_by_the_instructions_of_the_cpu(cpuinfo, runs, why, monkeypatch, caplog):
+def test_auto_goes_by_the_instructions_of_the_cpu(cpuinfo, pairs, runs, why, monkeypatch, caplog):
+    monkeypatch.setattr(type(registry._NATIVE), "multiplies_bf16", pairs)
     monkeypatch.setattr(cpu.Path, "read_text", lambda path: cpuinfo)
     monkeypatch.setattr(registry._ONEDNN, "unusable", lambda dtype: None, raising=False)
     monkeypatch.setattr(registry._NATIVE, "unusable", lambda dtype: None, raising=False)
@@ -230,3 +232,11 @@ def test_doctor_shows_what_was_asked_for():
         model=ModelOptions(device="cpu", dtype="bfloat16"), runner=RunnerOptions(linear_backend="native")
     )
     assert backends.expected(config)["linear"] == {"runs": "native", "why": "asked for"}
+
+
+def test_pairs_are_taken_as_bf16_where_the_compiler_knows_the_cpus_instruction(no_compiler, tmp_path):
+    assert not LINEAR.multiplies_bf16, "without a compiler there is nothing"
+
+
+def test_what_is_multiplied_at_a_time_follows_the_cpu():
+    assert LINEAR.multiplies_bf16 in ((True,) if cpu.bf16_instructions() == "avx512_bf16" else (True, False))
