@@ -43,6 +43,7 @@ class DecoderAttention(nn.Module):
             out = stored.attend(qkv[:, : self.split[0]], self.layer)
         else:
             self.ops.rotate_heads(qkv, self.split[0] + self.split[1], norm, self.eps, *rope)
-            out = attention.forward(*qkv.split(self.split, 1), self.layer)
+            q, k, v = qkv.split(self.split, 1)
+            out = attention.forward(q, k, v, self.layer)
         out = out.flatten(1)
         return self.o_proj(out if rows is None else out.index_select(0, rows))

@@ -56,8 +56,8 @@ class CameraProcess:
 
 
 class Spare:
-    """From ``begin``, or else the first WebRTC client, on a process waits for the next one, which then does not
-    wait for it: what it has to load takes seconds."""
+    """From ``begin``, or else the first WebRTC client, on a process waits for the next one, which then does
+    not wait for it: what it has to load takes seconds."""
 
     def __init__(self, options: CameraOptions, media: MediaOptions, hang_s: float) -> None:
         self._options = options
