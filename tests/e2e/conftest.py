@@ -34,11 +34,13 @@ def film_of(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny_service():
-    """tiny-vl, for pages of this machine that show cameras by WebRTC, too."""
+    """tiny-vl, for pages of this machine that show cameras by WebRTC, too. Its pools are full within minutes,
+    so that what grows then does not end."""
     from mmserve.core.config import Config
     from mmserve.service import Service
 
-    config = Config.of(webrtc_hosts="127.0.0.1", webrtc_private=True, drain_s=1)
+    pools = {"kv_cache_mib": 64, "encoder_cache_mib": 8, "early_answers_mib": 2, "pixel_cache_mib": 16}
+    config = Config.of(webrtc_hosts="127.0.0.1", webrtc_private=True, drain_s=1, **pools)
     service = Service.load(config)
     yield service
     service.close()
