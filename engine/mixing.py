@@ -2,6 +2,7 @@
 
 from math import inf
 
+from mmserve.core.config import NO_BOUND
 from mmserve.engine.runner.inputs import PROMPT_ROWS, padded
 
 IDLE_SLICE_S = 0.25  # of the encoder when no answer is being written: aborts and new requests wait for it
@@ -122,6 +123,8 @@ class Mixing:
             return None
         if encoded or not self._mixes:
             return 0
+        if self.stall_factor >= NO_BOUND:
+            return None  # nobody waits for a token: larger steps need not be tried one size after the other
         return self.costs.most_rows(padded(decodes + PROMPT_ROWS // 2), self.stall_factor) - decodes
 
     def beside_s(self, decodes: int) -> float:

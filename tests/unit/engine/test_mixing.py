@@ -11,7 +11,7 @@ import torch
 from helpers.engine_requests import drain, prepared
 from msgspec.structs import replace
 
-from mmserve.core.config import Config
+from mmserve.core.config import NO_BOUND, Config
 from mmserve.core.messages import PixelsWanted
 from mmserve.engine.engine import Engine
 from mmserve.engine.mixing import IDLE_SLICE_S, REFRESH, Mixing
@@ -137,6 +137,12 @@ def test_rows_that_cost_nothing_by_mistake_do_not_make_the_next_ones_free():
     for _ in range(REFRESH - 1):
         mixing.computed(7, 1, DECODE_S)
     assert mixing.prompt_tokens(1, encoded=False) == 15
+
+
+def test_where_nobody_waits_prompts_have_all_they_want_from_the_first_step_on():
+    mixing = Bends(0, factor=NO_BOUND).mixing
+    assert mixing.prompt_tokens(1, encoded=False) is None
+    assert mixing.prompt_tokens(1, encoded=True) == 0, "in turns all the same"
 
 
 def test_costs_stay_true_when_the_whole_machine_becomes_slower():
