@@ -307,7 +307,7 @@ class Engine:
 
     def _run(self, batch: Batch) -> list[TokenOutput]:
         sampling = batch.sampling
-        start = self._clock()
+        start, graphs = self._clock(), self.device.graph_costs().graphs
         try:
             logits = self.runner.run(batch)
             with torch.inference_mode():
@@ -316,14 +316,14 @@ class Engine:
         except Exception as error:
             return self._fail_step(batch, error)
         self._steps += 1
-        self._took(batch, self._clock() - start)
+        self._took(batch, self._clock() - start, typical=self.device.graph_costs().graphs == graphs)
         self.scheduler.advance(batch)
         return [
             self._result(r, token, logprob) for r, (token, logprob) in zip(sampling, sampled, strict=True)
         ]
 
     def _launch(self, batch: Batch, overlap: Overlap) -> list[TokenOutput]:
-        timer = overlap.timer()
+        timer, graphs = overlap.timer(), self.device.graph_costs().graphs
         try:
             logits = self.runner.run(batch, overlap.feeding(batch))
         except Exception as error:
@@ -336,7 +336,8 @@ class Engine:
             return outputs + self._fail_launch(batch, error, overlap)
         self.scheduler.advance(batch)
         self.scheduler.drawing(sampling)
-        flight = overlap.launched(batch, sampling, drawn, timer, beside=self.stage.busy)
+        typical = not self.stage.busy and self.device.graph_costs().graphs == graphs
+        flight = overlap.launched(batch, sampling, drawn, timer, typical)
         outputs += self._land(overlap)
         overlap.flight = flight
         return outputs
@@ -360,8 +361,7 @@ class Engine:
             return []
         results = flight.results()
         self._steps += 1
-        if not flight.beside:  # a picture's slice slows the step, which is no measure then
-            self._took(flight.batch, flight.timer.seconds())
+        self._took(flight.batch, flight.timer.seconds(), flight.typical)
         return [
             self._result(request, token, logprob)
             for request, (token, logprob) in results
@@ -371,9 +371,11 @@ class Engine:
     def _fail_launch(self, batch: Batch, error: Exception, overlap: Overlap) -> list[TokenOutput]:
         return self._land(overlap) + self._fail_step(batch, error)
 
-    def _took(self, batch: Batch, seconds: float) -> None:
+    def _took(self, batch: Batch, seconds: float, typical: bool) -> None:
+        """A step in which a forward was captured, or beside a slice of the encoder on a device that computes
+        both at once, is not ``typical``."""
         decodes = len(batch.decodes)
-        self.mixing.computed(batch.num_tokens - decodes, decodes, seconds)
+        self.mixing.computed(batch.num_tokens - decodes, decodes, seconds, typical)
 
     def _result(self, request: Request, token: int, logprob: TokenLogprob | None) -> TokenOutput:
         if token == NO_TOKEN:

@@ -165,12 +165,12 @@ class Mixing:
         if decodes:
             self._waited(seconds)
 
-    def computed(self, prompt_tokens: int, decodes: int, seconds: float) -> None:
-        """A step of the language model took ``seconds``. Behind a slice of the encoder one of decodes takes
-        longer than alone, so it is no yardstick."""
+    def computed(self, prompt_tokens: int, decodes: int, seconds: float, typical: bool = True) -> None:
+        """A step of the language model took ``seconds``, which are a measure if they are ``typical``. Behind
+        a slice of the encoder one of decodes takes longer than alone, so it is no yardstick."""
         encoded, self._encoded_beside = self._encoded_beside, False
         if not prompt_tokens:
-            if encoded:
+            if encoded or not typical:
                 self._since_alone += 1
             else:
                 self.decode.observe(seconds)
@@ -179,7 +179,7 @@ class Mixing:
         self._encoders_turn = True
         if decodes:
             beside = max(seconds - (self.decode.seconds or 0.0), 0.0)
-            if self.decode.seconds:
+            if self.decode.seconds and typical:
                 self.costs.observe(padded(decodes + prompt_tokens), seconds / self.decode.seconds)
             self._since_alone += 1
             self._waited(beside)

@@ -81,6 +81,7 @@ class CPUDevice:
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self._costs = GraphCosts()
+        self._said: set[str] = set()  # why something was not recorded
 
     def stream(self, priority: int = LAST) -> Stream:
         return CPUStream()
@@ -112,7 +113,9 @@ class CPUDevice:
         try:
             graph = Recording(forward)
         except (NotRecordable, NativeUnavailable) as reason:
-            log.warning("steps are not recorded: %s", reason)
+            if str(reason) not in self._said:
+                self._said.add(str(reason))
+                log.warning("steps are not recorded: %s", reason)
             forward()
             return EagerGraph(forward)
         self._costs.graphs += 1

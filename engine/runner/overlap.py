@@ -77,7 +77,7 @@ class Flight:
     drawn: Drawn | None
     fetched: Fetched
     timer: Timer
-    beside: bool  # the encoder's slice
+    typical: bool  # its seconds are a measure for others
 
     def results(self) -> list[tuple[Request, Sampled]]:
         """Every row's request and token, once the device is there; to be asked once."""
@@ -158,12 +158,12 @@ class Overlap:
         return timer
 
     def launched(
-        self, batch: Batch, sampling: list[Request], drawn: Drawn | None, timer: Timer, beside: bool
+        self, batch: Batch, sampling: list[Request], drawn: Drawn | None, timer: Timer, typical: bool
     ) -> Flight:
         """``batch`` was computed and drawn, as far as the host is concerned."""
         timer.stop()  # before the copies, so that it has happened when they have
         fetched = self._fetches.start(drawn.copies if drawn else ())
-        return Flight(batch, sampling, drawn, fetched, timer, beside)
+        return Flight(batch, sampling, drawn, fetched, timer, typical)
 
     def landing(self) -> Flight | None:
         """The step in flight, which is none any more."""

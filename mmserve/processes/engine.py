@@ -251,9 +251,11 @@ def receive(socket: zmq.Socket[bytes], desk: Desk) -> None:
 
 
 def rehearse(engine: "Engine") -> None:
-    """What the first answers need is made before them, and nothing that lives now is looked at again."""
+    """What the first answers need is made before them (on a GPU it was, when the engine was made), and
+    nothing that lives now is looked at again."""
     graphs = engine.runner.graphs
-    graphs.prepare(size for size in graphs.decode_sizes if size <= FIRST_DECODES)
+    if engine.device.synchronous:
+        graphs.prepare(size for size in graphs.decode_sizes if size <= FIRST_DECODES)
     settle()
 
 

@@ -89,6 +89,17 @@ def test_decodes_behind_a_slice_of_the_encoder_are_no_yardstick():
     assert mixing.decode.seconds > 1.1 * DECODE_S
 
 
+def test_steps_that_are_not_typical_take_their_turn_and_are_no_measure():
+    mixing = seen()
+    before = mixing.decode.seconds, dict(mixing.costs.of)
+    mixing.encoded(PART_WORK, 1, PART_S)
+    assert not mixing.encoders_turn
+    mixing.computed(15, 1, 10 * DECODE_S, typical=False)
+    assert mixing.encoders_turn
+    mixing.computed(0, 1, 10 * DECODE_S, typical=False)
+    assert (mixing.decode.seconds, mixing.costs.of) == before
+
+
 def test_slices_beside_decodes_go_by_what_such_slices_take():
     mixing = seen()
     before = mixing.slice_work(1)
@@ -323,6 +334,25 @@ def test_an_answer_goes_on_between_slices_while_pictures_arrive(pair):
     assert max(world.waits) <= FACTOR * DECODE_S + PART_S + PROMPT_ROWS * TOKEN_S
     slices = 8 * PARTS * PART_S / ((FACTOR - 1) * DECODE_S)
     assert len(world.waits) < 2.2 * slices, "the time beside decodes is used"
+
+
+def test_a_step_in_which_a_forward_is_captured_is_no_measure_of_such_steps(pair):
+    world = World(pair)
+    run, costs = world.steps.run, world.engine.device.graph_costs()
+
+    def capturing(batch):
+        costs.graphs += bool(batch.prompts)
+        world.clock.now += DECODE_S * 10 * bool(batch.prompts)
+        return run(batch)
+
+    world.steps.run = capturing
+    world.submit("captured", 20)
+    world.until("captured")
+    assert world.engine.mixing.costs.of == {}
+    world.steps.run = run
+    world.submit("replayed", 20)
+    world.until("replayed")
+    assert 0 < max(world.engine.mixing.costs.of.values()) < 3
 
 
 def test_both_pictures_and_prompts_go_on_beside_an_endless_answer(pair):
